@@ -18,8 +18,8 @@ class Accelerator:
     Attributes:
       kind: the words of JAX's `device_kind` that identify it.
       memory: the bytes that a program can use.
-      tflops, bandwidth_gb: the dense bfloat16 peak, and the memory's 10^9 bytes a second.
-      usd, usd_spot: for an hour of one device, on demand and preemptible.
+      tflops, bandwidth_gb: the dense bfloat16 peak in TFLOP/s; the memory's bandwidth in 10^9 bytes a second.
+      usd, usd_spot: dollars for an hour of one device, on demand and preemptible.
       mfu: the share of the peak that training a 1.04B model reaches, at 6N + 12LdT FLOPs a token; mfu_from: who measured it.
     """
 

@@ -33,7 +33,7 @@ class Cost:
     Attributes:
       hours: without interruptions; judging_hours: the part in which DPO's reference scores the data, before step 0.
       spot_hours: with preemptions and lost work; inf if the run would never end.
-      save_hours: between two checkpoints.
+      save_hours: the hours between two checkpoints.
       spot_pays_hours: spot is cheaper if checkpoints are at most this far apart; 0 if it never is, inf if always.
     """
 
@@ -105,7 +105,7 @@ def by_phase(config: Config, tokens_per_second: float, devices: int, hosts: int 
 
 
 def held_out_tokens(config: Config) -> int:
-    """Returns the most tokens of an evaluation: 250,000 for a megabyte of text, a row for an example."""
+    """Returns the most tokens that an evaluation reads: 250,000 for a megabyte of text, a row of tokens for an example."""
     e, seq_len = config.eval, config.train.seq_len
     if config.program != "pretrain":
         most = e.max_prompts * seq_len
@@ -179,7 +179,7 @@ def speed(config: Config, accelerator: Accelerator, devices: int) -> float:
 
 
 def _launches_s(config: Config) -> float:
-    """The seconds of a microbatch's launches on a device; a reference's forward pass adds a third for each layer."""
+    """Returns the seconds of a microbatch's launches on a device; a reference's forward pass adds a third to each layer's."""
     m, each = config.model, 1.0
     each += LORA_LAUNCHES * len(targets(m, config.adapter)) / len(kernels(m))
     each += (flops.reference(config) == "each step") / 3
@@ -187,7 +187,7 @@ def _launches_s(config: Config) -> float:
 
 
 def _decoding_s(config: Config, accelerator: Accelerator) -> float:
-    """The seconds in which a device decodes its quantised kernels for a microbatch: once per pass."""
+    """Returns the seconds in which a device decodes its quantised kernels for a microbatch: once per pass."""
     m = config.model
     if not quantized(config):
         return 0.0
@@ -197,7 +197,7 @@ def _decoding_s(config: Config, accelerator: Accelerator) -> float:
 
 
 def _drawing_s(config: Config, accelerator: Accelerator) -> float:
-    """The seconds in which a device draws a microbatch's share of a step's answers; 0 where nothing is drawn."""
+    """Returns the seconds in which a device draws a microbatch's share of a step's answers; 0 where nothing is drawn."""
     if not flops.draws(config):
         return 0.0
     r, t = config.rollout, config.train

@@ -16,7 +16,7 @@ from jaxlm.plan.memory import KEPT, Estimator, Memory, abstract_mesh
 MOST_DEVICES = 256  # the most that `fewest` tries
 MOST_PLANNED = 4096  # devices in config.plan.mesh
 REMATS = tuple(KEPT)  # from the fastest to the most frugal
-SURELY = 1.2  # times the limit: a microbatch that is predicted to need more is not tried
+SURELY = 1.2  # a microbatch that is predicted to need more than this multiple of the limit is not tried
 # Ways to fine-tune: name -> the adapter's kind, how its frozen layers are kept, the optimizer ("" for the config's own).
 METHODS = {
     "all parameters, adamw": ("none", "none", "adamw"),
@@ -107,7 +107,7 @@ def _largest(
     limit_bytes: float,
     sizes: Sequence[int],
 ) -> int | None:
-    """The largest of `sizes` (descending) that fits; None if no size fits. Bisects, starting at the predicted size."""
+    """Returns the largest of `sizes` (descending) that fits; None if no size fits. Bisects, starting at the predicted size."""
     low, high = 0, len(sizes)  # sizes[high:] are known to fit
     while low < high:
         middle = (low + high) // 2
@@ -141,7 +141,7 @@ class Planner:
         return self._estimators[key](changed)
 
     def largest(self, mesh: MeshConfig, limit: float, optimizer: str = "", remats: Sequence[str] = ()) -> Fit | None:
-        """Returns the first of `remats` (or the config's own) that fits `limit` bytes a device, with its largest microbatch."""
+        """Returns the fit with the first of `remats` (or the config's own) that fits, and its largest microbatch; else None."""
 
         @functools.cache
         def needs(remat: str, microbatch: int) -> float:
@@ -156,13 +156,13 @@ class Planner:
         return Fit(devices_of(mesh), name, *chosen, self.memory(mesh, optimizer, *chosen))
 
     def fewest(self, limit: float) -> Fit | None:
-        """Returns the unchanged config's fit on the fewest devices (1, 2, 4, ... on fsdp); None beyond MOST_DEVICES."""
+        """Returns the unchanged config's fit on the fewest devices (1, 2, 4, ... on fsdp, at most MOST_DEVICES); else None."""
         most = min(MOST_DEVICES, self.config.train.batch_size)
         meshes = (dataclasses.replace(ONE_DEVICE, fsdp=1 << power) for power in range(most.bit_length()))
         return next(filter(None, (self.largest(mesh, limit) for mesh in meshes)), None)
 
     def remedy(self, mesh: MeshConfig, limit: float) -> Fit | None:
-        """Returns the smallest change that fits on this mesh: other remat policies, then 8-bit AdamW; None if there is none."""
+        """Returns the fit of the smallest change on this mesh: other remat policies, then 8-bit AdamW; None if nothing fits."""
         stronger = REMATS[REMATS.index(self.config.model.remat) :]
         optimizers = dict.fromkeys((self.config.optim.name, "adamw8bit"))
         return next(filter(None, (self.largest(mesh, limit, name, stronger) for name in optimizers)), None)
@@ -184,14 +184,14 @@ def with_changes(config: Config, optimizer: str = "", remat: str = "", microbatc
 
 
 def with_method(config: Config, name: str) -> Config:
-    """Returns the config with another of METHODS to fine-tune, in microbatches of one row on one device."""
+    """Returns the config with the method `name` of METHODS to fine-tune, in microbatches of one row on one device."""
     kind, quantize, optimizer = METHODS[name]
     changed = with_keys(config, adapter={"kind": kind, "quantize": quantize})
     return with_changes(changed, optimizer=optimizer, microbatch=1)
 
 
 def by_method(config: Config, cards: Sequence[Accelerator]) -> list[dict[str, typing.Any]]:
-    """Returns for each of METHODS its bytes on one device, with one row, and the smallest card with so much memory."""
+    """Returns for each of METHODS its bytes with one row, by remat policy, and the smallest card for the most frugal policy."""
     rows = []
     for name in METHODS:
         planner = Planner(with_method(config, name))

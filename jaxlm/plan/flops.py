@@ -139,14 +139,14 @@ def reference(config: Config) -> str:
 
 
 def formula(config: Config) -> tuple[str, str]:
-    """Returns the terms that `of` counts for the model, without an adapter's own: ("6N", "12LdT")."""
+    """Returns the terms that `of` counts for the model, without an adapter's own, such as ("6N", "12LdT")."""
     of_model = of(config).products - 6.0 * multiplied_adapter_params(config.model, config.adapter)
     products = round(of_model / multiplied(config))
     return f"{products}N", f"{16 if reference(config) == 'each step' else 12}LdT"
 
 
 def _flops(config: ModelConfig, params: int, seq_len: int, forward: int, backward: int) -> FlopsPerToken:
-    """The FLOPs of `forward` forward passes and a backward pass: none (0), to activations (1), to weights too (2)."""
+    """Returns the FLOPs of `forward` forward passes and a backward pass: none (0), to activations (1), to weights too (2)."""
     products = 2.0 * (forward + backward) * params
     attention = float(config.n_layers * config.n_heads * config.head_dim * seq_len)
     attention *= 4 * forward + 8 * bool(backward)

@@ -77,7 +77,7 @@ class Forecast:
         return gain, gain - TENTH * sd, gain + TENTH * sd
 
     def _predict(self, steps: np.ndarray, rate: Rate | None) -> tuple[np.ndarray, np.ndarray]:
-        """The losses at `steps`, and their derivatives by the parameters: [steps], [steps, parameters]."""
+        """Returns the losses at `steps`, [steps], and their derivatives by the parameters, [steps, parameters]."""
         schedule = _schedule(then(self.rate, self.done, rate) if rate else self.rate, int(steps.max()))
         small = 1e-4 * np.eye(self.theta.size)
         ends = [(_law(self.theta + e, schedule, steps), _law(self.theta - e, schedule, steps)) for e in small]
@@ -102,8 +102,8 @@ def then(rate: Rate, done: int, after: Rate) -> Rate:
 def fit(steps: np.ndarray, losses: np.ndarray, rate: Rate, done: int, end: int) -> Forecast | TooEarly:
     """Fits the law to the losses of a run's first `done` steps, of `end` planned steps. Takes about 0.05 s.
 
-    Least squares with Huber's weights and the priors, over the medians of bins. Losses that are not finite are left out; of a
-    repeated step (of a resumed run) the later loss counts. Raises ValueError for a rate of 0.
+    Least squares with Huber's weights and the priors, on the medians of bins. Losses that are not finite are left out; of a
+    repeated step (of a resumed run) the later loss counts. Raises ValueError if the rate is 0 or not finite.
     """
     if done < MIN_SHARE * end:
         return TooEarly(f"too early: {done:,} of {end:,} steps are done, and a forecast takes {MIN_SHARE:.0%} of them")
@@ -145,7 +145,7 @@ class _Schedule:
     Attributes:
       warmup: the last step of the warm-up: the rate rises up to it.
       total: at index t, the sum of the rates of steps 1 to t, as shares of the peak.
-      before, falls, shares: for each later change of the rate (close ones merged): the total before, its fall, the rate after.
+      before, falls, shares: of each later change of the rate, close ones merged: `total` before, the rate's fall, rate after.
     """
 
     warmup: int
@@ -245,7 +245,7 @@ class Future:
 
     @property
     def usd_per_centinat(self) -> float:
-        """Returns the dollars for 0.01 nats; inf if the loss does not fall; 0 if the future is free."""
+        """Returns the dollars for 0.01 nats; 0 if the future is free, else inf if the loss does not fall."""
         return _price(self.usd, self.gain)
 
     @property
@@ -280,7 +280,7 @@ def futures(
 
 
 def advice(ahead: Sequence[Future] | TooEarly, usd_per_centinat: float) -> Advice:
-    """Returns what to do if 0.01 nats are worth `usd_per_centinat` dollars (0 = any price), by each future's `cheapest`."""
+    """Returns the advice if 0.01 nats are worth `usd_per_centinat` dollars (0: any price), by each future's `cheapest`."""
     if isinstance(ahead, TooEarly):
         return Advice(TOO_EARLY, ahead.why)
     plan, decay, _ = ahead
@@ -304,7 +304,7 @@ def table(ahead: Sequence[Future]) -> list[str]:
 
 
 def summary(ahead: Sequence[Future] | TooEarly, advised: Advice, done: int) -> dict:
-    """Returns what JSON and the run's report show after `done` steps: {"advice": line, "rows": [...]}."""
+    """Returns the futures after `done` steps for JSON and the run's report: {"advice": line, "rows": [...]}."""
     rows = []
     for f in [] if isinstance(ahead, TooEarly) else ahead:
         price = f.usd_per_centinat if math.isfinite(f.usd_per_centinat) else None

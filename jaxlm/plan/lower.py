@@ -52,7 +52,7 @@ MakeParts = Callable[[Config, Mesh | AbstractMesh], parts.Parts]
 
 
 def parts_of(config: Config, mesh: Mesh | AbstractMesh) -> parts.Parts:
-    """Returns the training's parts from the config alone. It takes the last ids as the tokens whose rows are trained apart."""
+    """Returns the training's parts from the config alone. The last ids stand for the tokens whose rows are trained apart."""
     size = config.model.vocab_size
     rows = tuple(range(size - trained_rows(config.adapter), size))
     adapter = adapters.of(config.adapter, rows)
@@ -73,7 +73,7 @@ class Placement:
 def lower_step(
     config: Config, mesh: Mesh | AbstractMesh, make_parts: MakeParts = parts_of
 ) -> tuple[jax.stages.Lowered, list[Placement]]:
-    """Lowers the train step for a mesh, whose devices may be absent. Returns it and the placement of each parameter."""
+    """Returns (the train step, lowered for a mesh whose devices may be absent; the placement of each parameter)."""
     made = make_parts(config, mesh)
     variables, shardings = made.frozen | made.abstract.params, made.frozen_shardings | made.shardings.params
     return made.lower(), placements(tree.merge(variables), tree.merge(shardings))
@@ -181,7 +181,7 @@ def of_devices(memory_gb: float) -> Room | None:
 
 
 def refusal(words: str, platform: str, memory_gb: float, begun: bool) -> ConfigError | RunError:
-    """Returns the error of a step that does not fit: RunError for a run that has begun, if there may be more memory later."""
+    """Returns the error for a step that does not fit: RunError if the run has begun and the host may free memory later."""
     if platform != "cpu" or memory_gb:
         return ConfigError(words)
     words += "; if there is more memory (swap, caches), say how much by --config.tune.memory_gb=GB"
@@ -196,7 +196,7 @@ def available_bytes(root: pathlib.Path = files.ROOT) -> int:
 
 
 def _left_by_cgroups(root: pathlib.Path) -> list[int]:
-    """The bytes that each limit leaves to this process; page cache that can be dropped counts as free."""
+    """Returns the bytes that each cgroup's limit leaves to this process; page cache that can be dropped counts as free."""
     left = []
     for folder, first_version in files.cgroups("memory", root):
         limit, used = ("limit_in_bytes", "usage_in_bytes") if first_version else ("max", "current")
@@ -221,7 +221,7 @@ class Collective:
     """One collective operation, as one device sees it.
 
     Attributes:
-      bytes: of its input or its result on one device, whichever is larger.
+      bytes: the size of its input or its result on one device, whichever is larger.
       group: the number of devices that take part together.
       name: the model's operation that it comes from (`op_name`).
       turns: how often it runs in one step; a loop of unknown length counts as one turn.
@@ -262,7 +262,7 @@ def collectives(compiled_text: str) -> list[Collective]:
 
 
 def collectives_by_kind(compiled_text: str) -> list[dict[str, str | int]]:
-    """Returns kind, times and bytes of a step's collectives, summed by kind."""
+    """Returns a dict for each kind of collective in a step: `kind`, `times` and `bytes`, summed over the step."""
     rows, sent = [], collectives(compiled_text)
     for kind in KINDS:
         if same := [c for c in sent if c.kind == kind]:
@@ -278,7 +278,7 @@ def _size(dtype: str, shape: str) -> float:
 
 
 def _group(line: str, kind: str, devices: int) -> int:
-    """The devices of a group: replica_groups={{0,1},{2,3}}, [groups,size]<=[...], mesh['a'=4,'b'=2] {'b'}; {} = all."""
+    """Returns a group's size; replica_groups={{0,1},{2,3}}, [groups,size]<=[...], mesh['a'=4,'b'=2] {'b'}; {}: all devices."""
     if kind == "collective-permute":
         return 2 if re.search(r"source_target_pairs=\{\{", line) else 1
     if iota := re.search(r"replica_groups=\[(\d+),(\d+)\]", line):
@@ -295,7 +295,7 @@ def _group(line: str, kind: str, devices: int) -> int:
 
 
 def _turns(text: str) -> dict[str, tuple[int, bool]]:
-    """Computation -> (how often it runs: the lengths of the loops around it multiplied, True if it is in a loop)."""
+    """Returns computation -> (its runs a step: the product of the lengths of the loops around it, True if it is in a loop)."""
     calls: dict[str, list[tuple[str, int, bool]]] = {}
     entry, computation = "", ""
     for line in text.splitlines():

@@ -3,9 +3,9 @@
 The arithmetic follows the program that XLA makes for a GPU: bfloat16, fused attention, a scheduler that minimises memory
 (`scripts/check_plan.py` compiles all shipped configs for an H100, without a GPU, and compares). A CPU's program differs.
 
-The peak is at one of three moments: the loss; the last layer's backward pass, after it has recomputed what was not kept, when
-what all layers keep is in memory; and the optimizer's update, when the activations are freed but all gradients are there.
-Frozen parameters have no gradients and no optimizer state, and no activations are kept for them.
+The peak is at one of three moments: the loss; the last layer's backward pass, with the activations that all layers keep and
+those that this layer recomputed; the optimizer's update, with all gradients and no activations. PPO and GRPO have a fourth:
+drawing answers. Frozen parameters have no gradients and no optimizer state, and no activations are kept for them.
 
 Legend: B rows, T tokens, D model, F feed-forward, N query heads, K key-value heads, H head dim, V padded vocabulary.
 """
@@ -39,9 +39,9 @@ _F32 = 4
 class Memory:
     """Bytes on each device at the peak of a step, by component.
 
-    `optimizer` leaves out what is offloaded. `gradients` are float32 sums over microbatches (with one, in the compute type),
-    `copies` the parameters in the compute type, `activations` what all layers keep for the backward pass. `rollouts` is for
-    drawing answers: the reference, and between two updates the packed weights and the KV caches.
+    `optimizer` leaves out offloaded state. `gradients` are float32 sums of the microbatches' (with one microbatch, gradients in
+    the compute type), `copies` the parameters in the compute type, `activations` those that all layers keep for the backward
+    pass. `rollouts` is for drawing answers: the reference, and between two updates the packed weights and the KV caches.
     """
 
     parameters: int
@@ -71,7 +71,7 @@ def estimate(config: Config, mesh: Mesh | AbstractMesh) -> Memory:
 
 
 class _Share(typing.NamedTuple):
-    """One device's share of variables; `narrow_bytes`: of dtypes below float32; `drawing_bytes`: cast to the compute type."""
+    """One device's share of variables; `narrow_bytes`: of dtypes below float32; `drawing_bytes`: in the compute type."""
 
     numbers: int
     bytes: int
@@ -222,7 +222,7 @@ class _Layer:
 
 
 def _share(variables: Variables, shardings: Variables, width: int) -> _Share:
-    """What a device holds of variables; `width`: bytes of the compute type."""
+    """Returns one device's share of variables; `width`: bytes of the compute type."""
     leaves = zip(tree.named_leaves(tree.merge(variables)), jax.tree.leaves(tree.merge(shardings)), strict=True)
     sizes = [
         (math.prod(placed.shard_shape(leaf.shape)), leaf.dtype.itemsize, tree.layer_of(name) is not None)
@@ -239,7 +239,7 @@ def _share(variables: Variables, shardings: Variables, width: int) -> _Share:
 
 
 def device_bytes(abstract: typing.Any, shardings: typing.Any) -> tuple[int, int]:
-    """Returns the bytes of a tree on each device: (what stays there, what is loaded from host memory for use)."""
+    """Returns a tree's bytes on each device: (of leaves that stay there, of leaves that are loaded from the host for use)."""
     sizes = {True: 0, False: 0}
     for leaf, placed in zip(jax.tree.leaves(abstract), jax.tree.leaves(shardings), strict=True):
         sizes[placed.memory_kind == "pinned_host"] += math.prod(placed.shard_shape(leaf.shape)) * leaf.dtype.itemsize

@@ -30,7 +30,7 @@ FITTED_FROM = 50e6  # about the fewest parameters on which the laws of the rates
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What the rules read of a run. `params`: those of the layers; `tokens`: of the schedule; `batch`: tokens of a step."""
+    """The figures of a run that the rules read. `params`: of the layers; `tokens`: of the schedule; `batch`: tokens a step."""
 
     params: float
     width: int
@@ -55,7 +55,7 @@ ONE_RATE = Rule(1.0, 1.0, 1.0, "AdamW has one rate")
 
 
 def of(config: Config) -> Run:
-    """Returns what the rules read of a config. The tokens are those of `optim.schedule_steps`, if that is set."""
+    """Returns a config's figures for the rules. The tokens are those of `optim.schedule_steps`, if that is set."""
     by, batch = params_by_component(config.model), config.train.batch_size * config.train.seq_len
     steps = config.optim.schedule_steps or config.train.steps
     return Run(by["attn"] + by["mlp"] + by["norm"], config.model.d_model, steps * batch, batch)
@@ -138,7 +138,7 @@ def batch(run: Run) -> Rule:
 
 
 def _first(rules: dict[str, float]) -> Rule:
-    """The first published rule, with all of them as the interval."""
+    """Returns the first published rule; its interval spans all of them."""
     source = next(iter(rules))
     return Rule(rules[source], min(rules.values()), max(rules.values()), source)
 
@@ -155,9 +155,9 @@ def warmup(run: Run) -> Rule:
 
 
 def by_rule(config: Config, say: Say, begun: dict[str, float] | None = None) -> Config:
-    """Returns the config with rates and b2 by rule where they are 0, or the values with which the run has `begun`; says them.
+    """Returns the config with rates and b2 by rule where they are 0, or with the values of `begun` if the run has begun.
 
-    Raises ConfigError if the run begins with another run's weights: no rule is known for such runs.
+    Says these values. Raises ConfigError if a rate is 0 and a new run begins with other weights: no rule is known for it.
     """
     o = config.optim
     left = {key: rule for key, rule in _rules(o).items() if not getattr(o, key)}
@@ -188,7 +188,7 @@ def by_rule(config: Config, say: Say, begun: dict[str, float] | None = None) -> 
 
 
 def _rules(o: OptimConfig) -> dict[str, Callable[[Run], Rule]]:
-    """Key -> its rule. With Muon and a ratio by rule, `lr` is AdamW's rate, and `lr` times the ratio is Muon's."""
+    """Returns key -> its rule. With Muon and a ratio by rule, `lr` is AdamW's rate, and `lr` times the ratio is Muon's."""
     if o.name != "muon" or o.matrix_lr_ratio:
         ratio = o.matrix_lr_ratio if o.name == "muon" else 1.0
         return {"lr": lambda run: rate(o.name, run).times(1 / ratio), "matrix_lr_ratio": lambda run: ONE_RATE, "b2": b2}
@@ -243,9 +243,9 @@ def stand(params: float, tokens: float, vocab_size: int) -> dict[str, typing.Any
     """Returns what the laws predict for training `params` parameters on `tokens` tokens, as plain values.
 
     Repeated tokens count as new ones, which is accurate up to about 4 epochs (arXiv:2305.16264). `optimal_tokens` are by the
-    rule of 20 tokens a parameter, `loss` is the mean of the laws' final losses; `low` and `high` are the lowest and highest,
-    moved apart by UNCERTAINTY. The three losses are None if a law's loss is worse than uniform guessing: then the plan is far
-    outside of the laws' range.
+    rule of 20 tokens a parameter. `loss` is the mean of the laws' final losses; `low` and `high` are the lowest and highest,
+    moved apart by UNCERTAINTY times the mean, `high` at most to uniform guessing. The three are None if a law's loss is worse
+    than guessing: then the plan is far outside of the laws' range.
     """
     losses = {law.name: law.loss(params, tokens) for law in LAWS}
     mean, guessing = sum(losses.values()) / len(losses), math.log(vocab_size)
@@ -266,7 +266,7 @@ def stand(params: float, tokens: float, vocab_size: int) -> dict[str, typing.Any
 FACTOR = 1.5
 # A rate that is three times too low costs .026 nats at 1.2B (arXiv:2509.02046); the cost is taken as quadratic in the log rate.
 RATE_NATS = 0.026 / math.log(3) ** 2
-B2_TOKENS, B2_BATCH = (0.08, 0.15), 2**19  # the share of the tokens that it costs, for steps of up to so many tokens
+B2_TOKENS, B2_BATCH = (0.08, 0.15), 2**19  # a b2 off its rule costs this share of the tokens, at up to so many a step
 FINAL_RATIO, FINAL_NATS, FINAL_TOKENS = 0.05, 0.02, (0.10, 0.15)  # a rate that ends at a tenth (arXiv:2502.15938)
 DECAY, LEAST_DECAY = (0.5, 0.65), 0.33  # wsd: nanochat's shares of the steps, and what is well below them
 NOT_PRICED = "no published price"
@@ -331,7 +331,7 @@ def _off(value: float, rule: float) -> float:
 
 
 def _rate_rules(o: OptimConfig, run: Run) -> dict[str, Rule]:
-    """The rules of `lr` and, where the layers' matrices have a rate of their own, of `matrix_lr_ratio`."""
+    """Returns the rules of `lr` and, where the layers' matrices have a rate of their own, of `matrix_lr_ratio`."""
     if o.matrix_lr_ratio == 1:
         return {"lr": rate(o.name, run)}
     lr = adamw_rate(run)  # of embeddings, head and norms, whatever the matrices' optimizer is
@@ -339,7 +339,7 @@ def _rate_rules(o: OptimConfig, run: Run) -> dict[str, Rule]:
 
 
 def _rates(o: OptimConfig, run: Run, rules: dict[str, Rule]) -> Iterator[Departure]:
-    """Yields departures of `lr` and `matrix_lr_ratio`. Two rates are priced by their product, at the key farther off."""
+    """Yields departures of `lr` and `matrix_lr_ratio`. Two are priced by their product, under the key that is farther off."""
     values = {key: getattr(o, key) for key in rules}
     own, rule = math.prod(values.values()), math.prod(rules[key].value for key in rules)
     key, two = "", len(rules) > 1

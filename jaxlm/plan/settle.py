@@ -1,4 +1,4 @@
-"""Settles a config: the only code that replaces auto, and the 0 that means a rule's value or the data's vocabulary.
+"""Settles a config: only this code replaces auto, and a 0 that stands for a rule's value or the data's vocabulary size.
 
     settled = settle.on_platform(config, platform)      # model.attention, model.dtype
     settled = settled.as_begun(folder)                  # optim.lr, matrix_lr_ratio, b2
@@ -24,16 +24,16 @@ from jaxlm.step import optim as optimizer
 
 @dataclasses.dataclass(frozen=True)
 class Settled:
-    """A config as it was asked (config.json keeps it, with each `auto`), and as it runs so far."""
+    """A config as the user gave it (config.json keeps it, with each `auto`), and as it runs, settled so far."""
 
     asked: Config
     runs: Config
 
     def as_begun(self, folder: pathlib.Path) -> "Settled":
-        """Returns it with the held-out text and rates of the folder's run; rates of a new run are by rule.
+        """Returns both configs with the held-out text and the rates of the folder's run; a new run's rates are by rule.
 
         Raises:
-          ConfigError: a new run would learn nothing, or the run has a removed value (`older.check_goes_on`).
+          ConfigError: a new run would learn nothing, or the run has a value that is no longer allowed (`older.check_goes_on`).
         """
         from_first(lambda: older.check_goes_on(files.json_there(folder / "config.json")))
         config = older.keep(self.runs, from_first(lambda: _older_batches(folder)), say)
@@ -51,7 +51,7 @@ class Settled:
 
 
 def on_platform(config: Config, platform: str) -> Settled:
-    """Returns the config for a platform. Raises ConfigError if the platform can't run the model (`hardware.for_platform`)."""
+    """Returns the config as asked and with a platform's attention and dtype. Raises ConfigError if it can't run the model."""
     model = hardware.for_platform(config.model, platform, config.mesh.context)
     return Settled(config, dataclasses.replace(config, model=model))
 
@@ -62,7 +62,7 @@ def to_read(model: ModelConfig, platform: str) -> ModelConfig:
 
 
 def sized(config: Config, say: Say, size: int = 0) -> Config:
-    """Returns the config with vocabulary size `size` if it sets none; 0: the size in its data, or an assumed one."""
+    """Returns the config with vocabulary size `size` if it sets none. `size` = 0: the size in its data, or an assumed size."""
     return vocabulary.with_size(config, size) if size else vocabulary.assumed(config, say)
 
 

@@ -57,7 +57,7 @@ def summarise(config: Config) -> dict[str, typing.Any]:
 
 
 def phases(config: Config, rows: Sequence[dict[str, typing.Any]]) -> dict[str, typing.Any] | None:
-    """Returns each phase's cost on the accelerator of the run's price (within 10%), or the cheapest that fits; or None."""
+    """Returns each phase's cost on the accelerator of the run's price (within 10%), else on the cheapest; None if none fits."""
     price, stop, steps = config.hardware.usd_per_hour, config.stop, config.train.steps
     fitting = [row for row in rows if row["fits"]] or [row for row in rows if row["devices"]]
     if not fitting:
@@ -102,7 +102,7 @@ def _model(config: Config) -> dict[str, typing.Any]:
 
 
 def _training(config: Config) -> dict[str, typing.Any]:
-    """What is trained of the model, and what is frozen."""
+    """Returns the numbers of trained and frozen parameters, and the kind of training."""
     a, m = config.adapter, config.model
     added = flops.adapter_params(m, a)
     return {
@@ -138,7 +138,7 @@ def _run(config: Config) -> dict[str, typing.Any]:
 def _row(
     config: Config, planner: fit.Planner, mesh: MeshConfig, memory: Memory, device: Accelerator
 ) -> dict[str, typing.Any]:
-    """The row of one accelerator: for `plan.mesh`, or for as few devices as the model needs."""
+    """Returns the row of one accelerator: for `plan.mesh`, or without it for as few devices as the model needs."""
     asked = bool(config.plan.mesh)
     fitting = planner.largest(mesh, device.memory) if asked else planner.fewest(device.memory)
     devices = fitting.devices if fitting else fit.devices_of(mesh)
@@ -166,7 +166,7 @@ def _row(
 
 
 def _cost(config: Config, device: Accelerator, fitting: fit.Fit | None, machines: int, devices: int) -> dict:
-    """Hours and dollars with `fitting`; if nothing fits, of the config itself, with a row a device if that is left open."""
+    """Returns hours and dollars with `fitting`; without it, of the config itself, with a row a device if microbatch is auto."""
     if fitting:
         config = fit.with_changes(config, fitting.optimizer, fitting.remat, fitting.microbatch)
     elif config.train.microbatch_size < 1:

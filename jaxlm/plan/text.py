@@ -62,7 +62,7 @@ def _flops(plan: dict) -> str:
 
 
 def _training(t: dict) -> str:
-    """What is trained and what is frozen, and where DPO's reference comes from."""
+    """Returns the trained and the frozen parameters in words, and how the reference runs."""
     kinds = {
         "none": "all parameters",
         "lora": f"LoRA of rank {t['rank']} for {', '.join(t['targets'])}",
@@ -119,7 +119,7 @@ def _data(plan: dict) -> str:
 
 
 def _recipe(plan: dict) -> str:
-    """The published rules, and what in the config departs from them; "" where there are none."""
+    """Returns the values of the published rules, and the config's departures from them; "" where no rules apply."""
     if not (recipe := plan["recipe"]):
         return ""
     phrases = {"lr": "rate {}", "matrix_lr_ratio": "of the matrices {} times that", "b2": "b2 {}"}
@@ -182,7 +182,7 @@ def _methods(plan: dict) -> str:
 
 
 def _disk(plan: dict) -> str:
-    """The disk space that the run takes; "" if the plan does not say."""
+    """Returns the disk space that the run takes; "" if the plan has no `disk`."""
     if not (disk := plan.get("disk")):
         return ""
     total, each = size(disk["checkpoint"] * disk["checkpoints"]), size(disk["checkpoint"])
@@ -227,7 +227,7 @@ def _table(plan: dict) -> str:
 
 
 def _phases(plan: dict) -> str:
-    """The cost of each phase, and the limits that the plan exceeds; "" if no accelerator holds the model."""
+    """Returns the cost of each phase, and the limits that the planned cost exceeds; "" if no accelerator holds the model."""
     if not (phases := plan.get("phases")):
         return ""
     card = f"{phases['devices']} x {phases['accelerator']}"
@@ -246,7 +246,7 @@ def _phases(plan: dict) -> str:
 
 
 def _here(row: dict) -> list[str]:
-    """The cells of this machine."""
+    """Returns the cells of this machine's row."""
     speed, fits = row["tokens_per_second"], {True: "yes", False: "no", None: "?"}[row["fits"]]
     cells = ["this machine", gigabytes(row["memory"], 0), fits, str(row["count"]), str(row["microbatch"])]
     cells += [human(speed), hours(row["hours"])] if speed else ["-", "-"]
@@ -277,7 +277,7 @@ def _notes(plan: dict) -> str:
 
 
 def _of_here(row: dict) -> list[str]:
-    """Where the row of this machine comes from, or why there is none; [] if none was asked for."""
+    """Returns a note on the origin of this machine's row, or on why it has none; [] if no row was asked for."""
     if "kind" not in row:
         return [f"this machine has no row: {row['why']}."] if row["why"] else []
     device = f"this machine: {row['count']} x {row['kind']}"
@@ -293,7 +293,7 @@ def _of_here(row: dict) -> list[str]:
 
 
 def _changes(plan: dict) -> list[str]:
-    """Settings that make the model fit on the planned mesh, and those that recompute less."""
+    """Returns notes on settings that make the model fit on the planned mesh, or that recompute less."""
     memory, devices = plan["memory"], plan["mesh"]["devices"]
     by, own = memory["by_remat"], memory["by_remat"][memory["remat"]]["time"]
     where = f"{devices} devices" if devices > 1 else "one device"
@@ -328,7 +328,7 @@ def _changes(plan: dict) -> list[str]:
 
 
 def _spot(plan: dict) -> list[str]:
-    """The assumptions on spot machines; where spot does not pay, and what would change that."""
+    """Returns notes on spot machines: the assumptions, and the accelerators on which spot costs more, with a remedy."""
     rows = [row for row in plan["accelerators"] if row["devices"]]
     if not rows:
         return []

@@ -41,7 +41,7 @@ BITS, MARGIN = "bits_per_byte", "margin"  # of the right answer; see eval.result
 _digits = "{:.3g}".format
 _WAYS = {"acc_norm": "n", "acc_own": "o", "acc_5shot": "f"}  # how a published score was measured -> its mark
 
-_FAR = 0.5  # of the way from chance to the expected score; a lower score is far under it
+_FAR = 0.5  # a score below this share of the way from chance to the expected score is far under the expected score
 _LOOK = "check EOS, leading space, truncation"
 
 
@@ -81,7 +81,7 @@ def accuracy(metrics: Mapping[str, float]) -> str | None:
 
 
 def expected(task: str, metric: str, flops: float) -> float | None:
-    """Returns the score of models trained with `flops` FLOPs, interpolated in log FLOPs; None for fewer than any model's."""
+    """Returns the score at `flops` FLOPs, interpolated in log FLOPs between models; None below all models, or for one model."""
     known = [m for m in models() if m.flops and metric in m.scores.get(task, {})]
     points = sorted((math.log(m.flops), m.scores[task][metric]) for m in known)
     if len(points) < 2 or not flops > 0 or math.log(flops) < points[0][0] - 1e-9:
@@ -146,14 +146,14 @@ def _tasks(summary: dict) -> dict[str, list[dict]]:
 
 
 def _alike(points: list[dict]) -> list[dict]:
-    """The points with the most common number of questions and of few-shot examples; of equally common ones, the last's."""
+    """Returns the points with the most common numbers of questions and few-shot examples; in a tie, those of the last point."""
     ways = [(point.get("n"), point.get("fewshot")) for point in reversed(points)]
     usual = collections.Counter(ways).most_common(1)[0][0]
     return [point for point in points if (point.get("n"), point.get("fewshot")) == usual]
 
 
 def _left_out(task: str, points: list[dict], drawn: list[dict]) -> str:
-    """A note on the steps that a task's curves leave out, since their questions differ; "" if none."""
+    """Returns a note on the steps that a task's curves leave out, since their questions differ; "" if there are none."""
     if len(points) == len(drawn):
         return ""
     steps = ", ".join(f"{point['step']:,}" for point in points if point not in drawn)
@@ -175,7 +175,7 @@ def _row(task: str, point: dict) -> tuple:
 
 
 def _points(points: list[dict], metric: str, errors: float = 0.0) -> list[tuple[float, float]]:
-    """(step, score plus `errors` standard errors) where the metric was measured."""
+    """Returns (step, score plus `errors` standard errors) where the metric was measured."""
     known = [point for point in points if metric in point["metrics"]]
     return [(p["step"], p["metrics"][metric] + errors * p["stderr"].get(metric, 0.0)) for p in known]
 
@@ -194,7 +194,7 @@ def _accuracy(task: str, points: list[dict]) -> Markup:
 
 
 def beside(summary: dict) -> Markup:
-    """Returns the run's scores beside those of published models; nothing if the run has none of their tasks."""
+    """Returns the run's scores beside those of published models; empty Markup if the run has none of their tasks."""
     others = [model for model in models() if model.shown]
     tasks = [task for task in TASKS if any(task in model.scores for model in others)]
     own = {task: points[-1] for task, points in _tasks(summary).items() if task in tasks}

@@ -32,7 +32,7 @@ def lines(
     shown: Callable[[float], str] = human,
     shown_x: Callable[[float], str] = human,
 ) -> Markup:
-    """Returns a chart of at most six curves with a legend; nothing if no curve has two finite points.
+    """Returns a chart of at most six curves with a legend; empty Markup if no curve has two finite points.
 
     `along` labels the x axis, `unit` the y axis; `shown` formats the y axis's numbers. `marks` are the x values of vertical
     lines, such as restarts.
@@ -89,7 +89,7 @@ def thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _view(values: Sequence[float]) -> tuple[float, float]:
-    """The range of values to show. The highest twentieth is cut off if it would flatten the rest, as a first loss does."""
+    """Returns the range of values to show. The highest twentieth is cut off if it would flatten the rest, like a first loss."""
     ordered = sorted(values)
     low, high = ordered[0], ordered[-1]
     most = ordered[int(0.95 * (len(ordered) - 1))]
@@ -113,7 +113,7 @@ def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Markup:
 
 
 def _paths(curve: Curve, number: int, at_x: Callable, at_y: Callable) -> list[Markup]:
-    """The pieces of a curve between its gaps."""
+    """Returns the pieces of a curve between its gaps, and a dot for each point if there are few."""
     runs = itertools.groupby(curve.points, key=lambda point: math.isfinite(point[1]))
     pieces = [[f"{at_x(x):.1f} {at_y(y):.1f}" for x, y in points] for finite, points in runs if finite]
     kind = f"line c{number % 6}{' dotted' * curve.dotted}"
@@ -126,7 +126,7 @@ def _paths(curve: Curve, number: int, at_x: Callable, at_y: Callable) -> list[Ma
 
 
 def stacked(parts: Sequence[tuple[str, float, str]], label: str) -> Markup:
-    """Returns one bar of coloured parts with its legend. Each part is (name, number, the number as text)."""
+    """Returns one bar of coloured parts with its legend. Each part is (name, number, text of the number)."""
     whole = sum(number for _, number, _ in parts) or 1
     styles = [f"width:{100 * number / whole:.2f}%" for _, number, _ in parts]
     titles = [f"{name}: {shown}" for name, _, shown in parts]

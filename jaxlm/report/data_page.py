@@ -77,7 +77,7 @@ def _stages(sources: dict[str, dict]) -> list[str]:
 
 
 def _funnel(sources: dict[str, dict]) -> Markup:
-    """Three tables: all sources stage by stage; documents and bytes by source and stage; the reasons."""
+    """Returns tables of all sources by stage, of documents and of bytes by source and stage, and of the reasons."""
     keys = markup.keys({"kept": "still there", "gone": "removed", "failed": "failed: unreadable"})
     parts = [
         tag("p", "Read = kept + removed by each stage + failed.", *keys),
@@ -111,7 +111,7 @@ def _all_stages(sources: dict[str, dict]) -> Markup:
 
 
 def _matrix(sources: dict[str, dict], unit: str, write_number: Callable[[float], str]) -> Markup:
-    """Sources by stages: the documents or bytes that each stage removed, shaded by their share of the source."""
+    """Returns a table, source by stage, of the documents or bytes that a stage removed, shaded by their share of the source."""
     names, rows = _stages(sources), []
     failed = ["failed"] if unit == "documents" else []
     for source_name, source in sources.items():
@@ -155,7 +155,7 @@ def _words(content: object) -> Markup:
 
 
 def _edits(sources: dict[str, dict]) -> Markup:
-    """The numbers of edits in all documents, removed ones too: a row for each stage and edit, a column for each source."""
+    """Returns the numbers of edits, in removed documents too: a row for each stage and edit, a column for each source."""
     totals: dict[tuple[str, str], dict[str, int]] = {}
     for name, (source_name, source) in itertools.product(_stages(sources), sources.items()):
         for stage in (stage for stage in source["stages"] if stage["name"] == name):
@@ -241,7 +241,7 @@ def _drawn(drawn: dict) -> list[Markup]:
 
 
 def _junk(rows: list[dict]) -> Markup:
-    """Strings that a source repeats and nobody would write, worst first; below, those only characteristic of a source."""
+    """Returns a table of junk strings, the worst first, and below it of strings that are only characteristic of a source."""
     head = ("found", "what it is", "source", "score", "count", "documents", "share", "only here", "")
     junk = [_junk_row(row) for row in rows if row["junk"]]
     own = [_junk_row(row) for row in rows if not row["junk"]]
@@ -309,7 +309,7 @@ def _mixture(mixture: dict) -> Markup:
 
 
 def _distances(report: dict) -> Markup:
-    """Two maps of sources by sources: how much their words diverge, and how well a classifier tells them apart."""
+    """Returns two tables, source by source: how much their words diverge, and how well a classifier tells them apart."""
     pairs = {frozenset((pair["a"], pair["b"])): pair for pair in report["pairs"]}
     if not pairs:
         return Markup("")
@@ -355,7 +355,7 @@ def _pair(pair: dict) -> tuple:
 
 
 def _lengths(sources: dict[str, dict]) -> Markup:
-    """Documents' lengths as boxes on one logarithmic scale."""
+    """Returns box plots of the documents' lengths by source, on one logarithmic scale."""
     known = [source["length"] for source in sources.values() if source["length"]]
     low = min((length["p5"] for length in known), default=1)
     high = max((length["p95"] for length in known), default=1)
@@ -384,7 +384,7 @@ def _box(length: dict[str, float], low: float, high: float, label: str) -> Marku
 
 
 def _formats(sources: dict[str, dict]) -> Markup:
-    """A table of each source's readability, and of the share of its passages with lists, tables, headings or code."""
+    """Returns a table of each source's readability, and of the share of its passages in each format, such as lists or code."""
     kinds = list(dict.fromkeys(kind for source in sources.values() for kind in source["formats"]))
     rows = []
     for name, source in sources.items():

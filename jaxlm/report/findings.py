@@ -11,7 +11,7 @@ _OWN_ROWS = 10  # of strings that are no junk
 
 
 def show(findings: Sequence[Finding], patterns: Sequence[str], level: str) -> None:
-    """Prints junk with an example each, then what is only characteristic, then what to do."""
+    """Prints the junk with an example each, strings that are only characteristic of a source, and how to remove the junk."""
     junk = [finding for finding in findings if finding.is_junk]
     own = [finding for finding in findings if not finding.is_junk][:_OWN_ROWS]
     if junk:

@@ -124,7 +124,7 @@ def tag(name: str, /, *children: object, **attributes: object) -> Markup:
 
 
 def sentence(line: str) -> Markup:
-    """Returns a line of text; an option of a command in it (`--config.KEY=VALUE`) is kept together where it fits."""
+    """Returns a line of text in which an option of a command (`--config.KEY=VALUE`) is kept on one line where it fits."""
     parts = _OPTION.split(line)
     return join(tag("span", part, class_="option") if i % 2 else part for i, part in enumerate(parts))
 
@@ -185,13 +185,13 @@ def details(summary: object, *children: object, opened: bool = False) -> Markup:
 
 
 def bar(parts: Sequence[tuple[float, str]], label: str) -> Markup:
-    """Returns a horizontal bar. Each part is (width as a share of the whole, class, which gives the colour)."""
+    """Returns a horizontal bar. Each part is (share of the bar's width, class of its colour)."""
     spans = [tag("span", class_=kind, style=f"width:{100 * max(0.0, part):.2f}%") for part, kind in parts if part > 0]
     return tag("div", *spans, class_="bar", role="img", aria_label=label, title=label)
 
 
 def columns(rows: Sequence[tuple[str, float, str]], label: str) -> Markup:
-    """Returns a histogram. Each row is (name, number, which becomes a bar, the number as text)."""
+    """Returns a histogram with a bar for each number. Each row is (name, number, text of the number)."""
     top = max((number for _, number, _ in rows), default=0) or 1
     bars = [bar([(number / top, "kept")], f"{name}: {shown}") for name, number, shown in rows]
     names, shown = ([tag("span", row[i]) for row in rows] for i in (0, 2))
@@ -207,7 +207,7 @@ def keys(meanings: Mapping[str, str]) -> list[Markup]:
 
 
 def link(words: str, target: pathlib.Path, page: pathlib.Path) -> Markup:
-    """Returns a link from `page` by a relative path, so that both may move together."""
+    """Returns a link from `page` to `target` by a relative path, so that both may move together."""
     path = os.path.relpath(target.resolve(), page.resolve().parent)
     return tag("a", words, href=urllib.parse.quote(path))
 

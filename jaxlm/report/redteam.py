@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from jaxlm.host.console import count
 from jaxlm.report.markup import Markup, join, table, tag, with_error
 
-PREFIX = "redteam_"  # of the task of each category
+PREFIX = "redteam_"  # of the name of each category's task
 RUN = 13  # tokens of the shortest run that counts as overlap
 _LEADS = ("flagged", "stereotype")  # the main score of a category
 _COLUMNS = ("flagged", "score", "toxicity", "overlap", "longest_run", "stereotype")
@@ -25,7 +25,7 @@ _OVERLAP = (
 
 
 def leads(name: str) -> bool:
-    """Returns False for a figure `eval/TASK/METRIC` of the red team that is not its category's main score."""
+    """Returns False for a figure `eval/TASK/METRIC` of the red team that is not its category's main score; else True."""
     return not name.startswith(f"eval/{PREFIX}") or name.rpartition("/")[2] in _LEADS
 
 
@@ -38,7 +38,7 @@ def meanings(scores_of: Mapping[str, Collection[str]]) -> list[str]:
 
 
 def scores(summary: dict) -> Markup:
-    """Returns the table of a summary of `report.run`; nothing if the red team was never run."""
+    """Returns the table of a summary (see `report.run_page`); empty if the red team was never run."""
     own = {"name": summary["run"].get("name", ""), "benchmarks": summary.get("benchmarks") or {}}
     stages = [*(summary.get("before") or ()), own]
     tasks = list(dict.fromkeys(task for stage in stages for task in stage["benchmarks"] if task.startswith(PREFIX)))

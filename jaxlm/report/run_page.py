@@ -5,7 +5,7 @@
 run         name, model, params, data (its folder), step, steps, tokens, tokens_per_step, loss, held_out, best, wall_s, ...
 curves      columns of metrics.jsonl, NAME -> values, of the same length
 held_out    SOURCE -> [[step, loss], ...]; "" is the mean of all sources
-figures     WORDS -> [[step, value], ...]: what the run optimises, if it is not a loss, such as a reward
+figures     WORDS -> [[step, value], ...]: the figure that the run optimises if that is no loss, such as a reward
 activities  NAME -> seconds, of run.clock
 phases      rows of the bill, as train.phases writes them
 futures     rows and advice (`plan.forecast.summary`)
@@ -80,7 +80,7 @@ def _tiles(summary: dict) -> Markup:
 
 
 def _paid(summary: dict, *parts: typing.Any) -> tuple:
-    """The parts about dollars; nothing if the machine has no price."""
+    """Returns the given parts, which are about dollars; () if the machine has no price."""
     return parts if summary["run"]["cost_usd"] > 0 else ()
 
 
@@ -165,7 +165,7 @@ def _futures(summary: dict) -> Markup:
 
 
 def _samples(summary: dict) -> Markup:
-    """One prompt after the other; for each temperature, greedy first, the samples of all milestones side by side."""
+    """Returns the samples by prompt; for each temperature, greedy first, those of all milestones side by side."""
     parts = []
     for prompt, texts in (summary.get("samples") or {}).items():
         ways: dict[float | None, list[Markup]] = {}
@@ -275,11 +275,11 @@ _DATA_TIME = "Data: the seconds of its stages, of all workers together, which ar
 _COMMANDS_TIME = "Whole commands, with start-up, evaluation and export. The table of stages counts training runs only."
 _DATA_INSIDE = "Pretraining prepared its data itself: its time holds both."
 
-Texts = Mapping[str, Sequence[dict]]  # prompt -> its continuations, as `report.run` has `samples`
+Texts = Mapping[str, Sequence[dict]]  # prompt -> its continuations, like `samples` of the summary
 
 
 def took(summary: dict) -> Markup:
-    """Returns the table of a summary: a row for each stage, and their sum; nothing if no stage came before the run."""
+    """Returns the table of a summary's stages: a row for each, and their sum; empty Markup if it lists no stages."""
     stages = summary.get("stages") or ()
     if not stages:
         return Markup("")
@@ -318,7 +318,7 @@ def _stage(row: dict) -> tuple[object, ...]:
 
 
 def commands(summary: dict) -> Markup:
-    """Returns the table of the time and cost of each command of a script, and their sum; nothing if unknown."""
+    """Returns a table of the time and cost of each command of a script, and their sum; empty Markup if unknown."""
     rows = summary.get("commands") or ()
     if not rows:
         return Markup("")
@@ -335,7 +335,7 @@ def command_cells(rows: Sequence[dict]) -> list[tuple[str, ...]]:
 
 
 def before_and_after(summary: dict) -> Markup:
-    """Returns the samples of all stages side by side; nothing if no earlier stage has samples."""
+    """Returns the samples of all stages side by side; empty Markup unless the run and an earlier stage have samples."""
     own = {"name": summary["run"].get("name", ""), "samples": summary.get("samples") or {}}
     runs = [*(summary.get("before") or ()), own]
     stages = [(run["name"], texts) for run in runs if (texts := _latest(run.get("samples") or {}))]
@@ -356,14 +356,14 @@ def before_and_after(summary: dict) -> Markup:
 
 
 def _latest(texts: Texts) -> Texts:
-    """The continuations of each prompt at the last step that has any."""
+    """Returns the continuations of each prompt at the last step that has any."""
     last = max((line["step"] for line in _lines(texts)), default=0)
     at_last = {prompt: [line for line in lines if line["step"] == last] for prompt, lines in texts.items()}
     return {prompt: lines for prompt, lines in at_last.items() if lines}
 
 
 def _persisting(stages: Sequence[tuple[str, Texts]]) -> list[Markup]:
-    """A line for each kind of known junk in the texts of both the first and the last stage."""
+    """Returns a line for each kind of known junk in the texts of both the first and the last stage."""
     (first, before), (last, after) = stages[0], stages[-1]
     was, still = ({label for line in _lines(texts) for label in _labels(line["text"])} for texts in (before, after))
     return [tag("p", f"{first} wrote “{label}”, and {last} still does. {_CANT}") for label in sorted(was & still)]
@@ -381,7 +381,7 @@ def _labels(text: str) -> list[str]:
 
 
 def _verdict(line: dict) -> str:
-    """Returns "clean", or the faults of a sample, a line of its file: known junk, a loop, much repetition."""
+    """Returns the faults of a sample (`line`: its line of the file): known junk, a loop, much repetition; or "clean"."""
     loop, repeated, labels = line.get("degenerates_at"), line.get("repetition"), _labels(line["text"])
     faults = [f"junk: {', '.join(labels)}"] if labels else []
     faults += [f"loops after {count(loop)} words"] if isinstance(loop, int) else []

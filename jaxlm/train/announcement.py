@@ -127,8 +127,8 @@ def stacked_shapes(params: dict) -> dict:
 class FirstRate(Watch):
     """Says once, after a few steps, how long the run will take and what it will cost.
 
-    Evaluations, samples and saves are estimated by their time so far, in this start or else in earlier ones. Before the
-    first of them, the estimate leaves them out.
+    Evaluations, samples and saves are estimated by their time so far in this start, or else in earlier starts. Before the
+    first evaluation, sample or save, the estimate leaves them out.
     """
 
     clock: Clock

@@ -99,7 +99,7 @@ def read(
     """Returns this process's rows of the batches from step `done` + 1 on; with several processes, with a reserve.
 
     `verify` compares all shards with the manifest in the background, the next steps' shards first. If a shard is damaged,
-    the next batch raises DamagedData. One process with `verify` is enough: each checks the shards that it reads anyway.
+    the next batch raises DamagedData. One process with `verify` is enough: every process checks the shards that it reads.
     """
     options = {"row_indices": sharding.local_rows(made.mesh, order.batch_size), "start_step": done}
     loader = together(lambda: TrainLoader(order, **options, stall_seconds=config.timeout_s))

@@ -22,7 +22,7 @@ class Save(Hook):
     """Saves checkpoints: at regular steps, when too much work is unsaved, and when the run ends with a state worth keeping.
 
     Args:
-      remark: returns a line on the choice of the best checkpoint, or ""; called at each save after the first.
+      remark: returns a line on the choice of the best checkpoint, or ""; called at saves after the first until a line comes.
     """
 
     name = "checkpoint"
@@ -187,7 +187,7 @@ class Measuring(Hook):
 
 @dataclasses.dataclass(eq=False)
 class HeldOut(Measuring):
-    """Measures the held-out loss, and adds it to `losses`. `remark` and `further` give more lines for the user."""
+    """Measures the held-out loss, and adds it to `losses`. `remark` gives a line for the user, `further` figures and lines."""
 
     name = "held-out"
     losses: dict[int, float]
@@ -227,7 +227,7 @@ class Benchmarks(Measuring):
 
 
 class Sample(Measuring):
-    """Samples continuations of the fixed prompts. `chooses`: one of its figures chooses the best checkpoint."""
+    """Samples continuations of the fixed prompts. `chooses`: True if a figure of the samples chooses the best checkpoint."""
 
     name = "samples"
 

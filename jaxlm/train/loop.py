@@ -54,7 +54,7 @@ class Ending:
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """What hooks see after `step` steps. The next step donates `state`: a hook must not keep its arrays."""
+    """The state that hooks get after `step` steps. The next step donates `state`: a hook must not keep its arrays."""
 
     step: int
     state: TrainState
@@ -70,8 +70,8 @@ class Batches(typing.Protocol):
     """Gives the batches of successive steps.
 
     Attributes:
-      activity: what the wait for a batch counts as (`run.clock`).
-      from_state: True if a batch is computed from the state. Then the loop first waits for the previous step (time of STEP).
+      activity: the activity of `run.clock` to which the wait for a batch counts.
+      from_state: True if a batch is computed from the state. Then the loop first waits for the previous step, as STEP time.
     """
 
     activity: str
@@ -84,7 +84,7 @@ class Batches(typing.Protocol):
 
 
 class Every(typing.NamedTuple):
-    """The steps after which a hook is due: all multiples of `steps` (0: none), the steps in `at`, the last one if `end`."""
+    """The steps after which a hook is due: multiples of `steps` (0: none), the steps in `at`; the last step only if `end`."""
 
     steps: int
     at: Collection[int] = frozenset()
@@ -105,12 +105,12 @@ class Every(typing.NamedTuple):
 
 
 class Hook:
-    """Something to do between two steps. It may wait for the device and may take long.
+    """Work between two steps. It may wait for the device and may take long.
 
     Attributes:
-      activity: what its time counts as (`run.clock`).
+      activity: the activity of `run.clock` to which its time counts.
       vital: True if the run must not go on without the hook: if it fails, the run ends.
-      decoration: True if the run loses nothing without it: a failure in it is only reported.
+      decoration: True if the run loses nothing without the hook: its failure is only reported.
     """
 
     name = ""
@@ -158,7 +158,7 @@ class Run:
 
     Attributes:
       train_step: donates the old `state`. None if no step is left.
-      owed: the hooks to run before the first step: an evaluation of the initial state, or what an earlier start did not reach.
+      owed: the hooks to run before the first step: they evaluate the initial state, or an earlier start did not reach them.
     """
 
     mesh: Mesh
@@ -183,7 +183,7 @@ def between_s(hooks: Sequence[Hook], clock: Clock, step: int, end: int) -> float
 
 
 def run(run: Run, state: TrainState) -> tuple[TrainState, Ending]:
-    """Trains from `state.step` to `run.steps`, or until a hook, a watch, a signal or a failed batch ends it."""
+    """Trains from `state.step` to `run.steps`, or until a hook, a watch, a signal or a failed batch ends the run."""
     step = int(state.step)
     unread = None  # (step, metrics) that no watch has seen yet
     with run.stop, jax.set_mesh(run.mesh):
@@ -216,7 +216,7 @@ def run(run: Run, state: TrainState) -> tuple[TrainState, Ending]:
 
 
 def _next(run: Run, state: TrainState, step: int) -> Batch | Ending | None:
-    """Returns the batch of step `step` + 1; None after the last step; an Ending if that fails."""
+    """Returns the batch of step `step` + 1; None after the last step; an Ending if the batch fails."""
     if step >= run.steps:
         return None
     if run.batches.from_state:
@@ -229,7 +229,7 @@ def _next(run: Run, state: TrainState, step: int) -> Batch | Ending | None:
 
 
 def _watch(run: Run, unread: tuple[int, Metrics] | None) -> Ending | None:
-    """Reads the metrics of a step, waiting for it, and shows them to every watch."""
+    """Waits for a step, shows its metrics to the watches in turn, and returns the first Ending; None if there is none."""
     if unread is None:
         return None
     step, metrics = unread
@@ -238,7 +238,7 @@ def _watch(run: Run, unread: tuple[int, Metrics] | None) -> Ending | None:
 
 
 def _call(run: Run, hooks: Sequence[Hook], moment: Moment) -> Ending | None:
-    """Calls hooks in order, until one ends the run."""
+    """Calls hooks in order, until one ends the run. Returns its Ending, or None."""
     # A failed hook ends the run if it is vital, or at the last step: then the next start, which owes the hook, runs it.
     # Before the last step any other failed hook is skipped; a decoration at any step.
     failed: list[Exception] = []
@@ -278,7 +278,7 @@ def failure(what: str, step: int, error: Exception) -> Ending:
 
 
 def _close(run: Run, moment: Moment, ending: Ending) -> None:
-    """Closes all hooks, even if one fails; then raises the first error."""
+    """Closes all hooks, even if one fails; then raises the first error of a hook that is no decoration."""
     errors = []
     for hook in run.hooks:
         try:

@@ -1,9 +1,8 @@
 """Opens weights to start from: the checkpoint of a run, or a folder whose format a reader knows.
 
-Nothing is read before `params` or `state` is called. These read leaf by leaf, straight into the shards.
+No weights are read before a function of the `Origin` is called. `params` and `state` read each leaf straight into its shards.
 
-A run that trained an adapter holds no parameters of its own. So its base is opened, which may be such a run itself, and
-the adapter is merged into the base, or kept apart.
+A run that trained an adapter holds no parameters of its own. So its base, perhaps such a run too, is opened as well.
 """
 
 import contextlib
@@ -39,7 +38,7 @@ from jaxlm.step.state import TrainState
 Leaf = Callable[[str], np.ndarray]  # name -> one parameter, on the host
 
 _VOCABULARY_AXIS = {"embed/embedding": 0, "head/kernel": 1}
-_SPREAD = 0.1  # of the noise, in standard deviations of each feature over the old rows
+_SPREAD = 0.1  # the size of the noise, as a share of each feature's standard deviation in the old rows
 _COMMON = 5000  # the first pieces of a vocabulary are the commonest ones
 
 
@@ -48,13 +47,14 @@ class Origin:
     """Weights to start from.
 
     Attributes:
-      provenance: what identifies the weights in the ledger: `path`, and `step` for a run's checkpoint.
+      provenance: identifies the weights in the ledger: `path`, and `step` for a run's checkpoint.
       params: (shapes, shardings) -> the model's parameters. Raises RunError if they are damaged.
-      leaf: name -> one parameter, on the host, in the type that is stored. Raises RunError if it is damaged.
-      state, meta: (shapes, shardings) -> the train state; () -> the metadata of a run's checkpoint. None for bare weights.
+      leaf: name -> one parameter, on the host, in its stored type. Raises RunError if it is damaged.
+      state: (shapes, shardings) -> the train state; None for bare weights, a run of an adapter, or a grown vocabulary.
+      meta: () -> the metadata of a run's checkpoint; None for bare weights.
       digest: () -> a hash of the parameters' values, whatever folder they are in.
-      trained: () -> what the run trained besides the parameters, on the host, by collection: an adapter, scalar heads.
-      adapter: the adapter that reads `trained`; None if there is none.
+      trained: () -> the variables that the run trained besides the parameters, on the host: an adapter, scalar heads.
+      adapter: the adapter whose variables are in `trained`; None if there is none.
     """
 
     config: Config
@@ -69,11 +69,11 @@ class Origin:
     adapter: adapters.Adapter | None = None
 
     def identity(self) -> dict[str, str | int]:
-        """Returns what an adapter's checkpoint stores of its base: `path`, `digest`, and `step` for a run's checkpoint."""
+        """Returns the fields by which an adapter's checkpoint identifies its base: `path`, `digest`, for a run also `step`."""
         return self.provenance | {"digest": self.digest()}
 
     def grown(self, model: ModelConfig) -> "Origin":
-        """Returns the origin with at least `model`'s vocabulary: itself, or with new rows (see `grown_leaf`)."""
+        """Returns the origin itself if it has `model`'s vocabulary size or more; else a copy with new rows (`grown_leaf`)."""
         old = self.config.model
         if old.vocab_size >= model.vocab_size:
             return self
@@ -89,9 +89,10 @@ class Origin:
         )
 
     def with_prompt(self, settings: AdapterConfig, tokenizer: coder.Coder, seed: int) -> "Origin":
-        """Returns the origin with initial vectors for prompt tuning, if it has none: rows of its embedding.
+        """Returns the origin with initial vectors for prompt tuning; itself if it has an adapter, or if `kind` is another.
 
-        The rows of `settings.prompt_text`, repeated to length, or of random common tokens (arXiv:2104.08691, section 3.2).
+        The vectors are the embedding's rows of `settings.prompt_text`'s tokens, repeated or cut to `settings.prompt_tokens`;
+        without a text, of random common tokens (arXiv:2104.08691, section 3.2).
         """
         if settings.kind != "prompt" or self.adapter:
             return self
@@ -105,7 +106,7 @@ class Origin:
         return dataclasses.replace(self, trained=trained)
 
     def merged(self) -> "Origin":
-        """Returns the origin with its adapter merged into the parameters; a prompt's vectors can't be, and stay apart."""
+        """Returns the origin with its adapter merged into the parameters; a prompt's vectors can't be: `trained` keeps them."""
         if self.adapter is None:
             return self
         added, settings = functools.cache(self.trained), self.adapter.settings
@@ -127,10 +128,9 @@ class Origin:
     def branch(self, parts: Parts, fingerprint: dict) -> tuple[TrainState, Variables, dict]:
         """Returns (state, frozen variables, meta) for a run that continues this state; `meta` lists the skipped batches.
 
-        Model, optimizer and order of batches must be the same, except for a final mixture that begins here or later.
-
         Raises:
-          ConfigError: the origin has no state, one of these differs, or the rate is 0 at all later steps.
+          ConfigError: the origin has no state; model, optimizer or order of batches differ, except for a final mixture that
+            begins here or later; or the learning rate is 0 at all later steps.
           RunError: the checkpoint is damaged.
         """
         c = parts.config
@@ -148,7 +148,7 @@ class Origin:
 
 
 def grown_leaf(leaf: Leaf, old: ModelConfig, new: ModelConfig) -> Leaf:
-    """Returns a reader of a model's parameters with the additional rows of `new`. The old rows keep every bit."""
+    """Returns `leaf` with rows added up to the vocabulary of `new`. The old rows keep every bit."""
 
     def grown(name: str) -> np.ndarray:
         table = leaf(name)
@@ -164,7 +164,7 @@ def grown_leaf(leaf: Leaf, old: ModelConfig, new: ModelConfig) -> Leaf:
 
 
 def _new_rows(rows_VxD: np.ndarray, count: int) -> np.ndarray:
-    """The rows of the new ids, float64 [count, D]: computed on the host, so that they are the same on every mesh."""
+    """Returns the rows of new ids, float64 [count, D], computed on the host so that they are the same on every mesh."""
     # The mean of all old rows, so that at first a new token is as likely as an average one (Hewitt 2021, "Initializing New Word
     # Embeddings for Pretrained Language Models"), plus a little noise by which the new tokens differ. They depend on the
     # parameters alone, not on the run's seed: whoever grows the same base gets the same model, and an adapter fits it.
@@ -174,7 +174,7 @@ def _new_rows(rows_VxD: np.ndarray, count: int) -> np.ndarray:
 
 
 def merged_leaf(leaf: Leaf, adapter: adapters.Adapter, trained: Callable[[], Variables]) -> Leaf:
-    """Returns a reader of the parameters with the adapter merged into them; `leaf` reads the base's.
+    """Returns a reader of the base's parameters, which `leaf` reads, with the adapter merged into them.
 
     An adapter that was trained on quantised kernels is added to the dequantised kernels.
     """
@@ -225,7 +225,7 @@ def begin(config: Config, readers: Sequence[Reader] = ()) -> Origin | None:
 
 
 def pretrained_on(folder: str) -> str:
-    """Returns the data directory of the run that pretrained the model in `folder`, however indirectly; "" if unknown."""
+    """Returns the data directory on which the model in `folder`, or the first of its origins, was pretrained; "" if unknown."""
     while (file := pathlib.Path(folder) / "config.json").is_file() and config_files.find(f"{folder}/").kind == "run":
         saved = config_files.from_run(file)
         if saved.program == "pretrain":
@@ -238,7 +238,7 @@ def pretrained_on(folder: str) -> str:
 
 
 def better(config: Config, checkpoint: str | int) -> str:
-    """Returns a line if `checkpoint` is "latest" and a post-training run has a better one; else ""."""
+    """Returns a line for the user if `checkpoint` is "latest" and a post-training run has a better checkpoint; else ""."""
     if checkpoint != "latest" or config.program == "pretrain":
         return ""
     folder, name = pathlib.Path(config.workdir), config.checkpoint.best_metric
@@ -251,7 +251,7 @@ def better(config: Config, checkpoint: str | int) -> str:
 
 
 def check_base(begun_with: Mapping[str, str | int], base: Mapping[str, str | int], run: str | pathlib.Path) -> None:
-    """Raises ConfigError if `base` (an adapter's) is not the model that the run began with, `begun_with`."""
+    """Raises ConfigError if an adapter's `base` has another digest than `begun_with`, the base with which its run began."""
     if base and begun_with.get("digest") != base["digest"]:
         raise ConfigError(
             f"{_named(base)} is not the model that {run} began with, {_named(begun_with)}: its parameters differ; "
@@ -260,7 +260,7 @@ def check_base(begun_with: Mapping[str, str | int], base: Mapping[str, str | int
 
 
 def speaker(config: Config) -> coder.Coder:
-    """Returns the tokenizer that a post-training run began with. Raises ConfigError if it has no chat template."""
+    """Returns a begun post-training run's own tokenizer, else a new one. Raises ConfigError if that has no chat template."""
     folder, template = pathlib.Path(config.workdir), config.examples.template
     if config.workdir and keep.begun(folder / "checkpoints") and (folder / workdir.TOKENIZER).is_dir():
         return coder.load(folder / workdir.TOKENIZER)
@@ -293,7 +293,7 @@ def prompted(tokenizer: coder.Coder, config: Config) -> coder.Coder:
 
 
 def trained_rows(settings: AdapterConfig, tokenizer: coder.Coder) -> tuple[int, ...]:
-    """Returns the ids whose embedding rows are trained besides an adapter, ascending; "auto": the template's new tokens."""
+    """Returns the ascending ids of `settings.rows`, the tokens whose rows are trained; "auto": the template's new tokens."""
     named = [p for piece in settings.rows for p in (chat.own_rows(tokenizer) if piece == "auto" else (piece,))]
     return tuple(sorted({tokenizer.id_of(piece) for piece in named}))
 
@@ -327,7 +327,7 @@ def _run(folder: pathlib.Path, checkpoint: str | int, readers: Sequence[Reader],
 
 
 def _with_base(run: Origin, folder: pathlib.Path, readers: Sequence[Reader], merge: bool) -> Origin:
-    """The run of an adapter, with its base's parameters; with `merge` the adapter is merged into them."""
+    """Returns the run of an adapter with its base's parameters; if `merge`, the adapter is merged into them."""
     begun_with = run.meta().get("base", {})
     config = dataclasses.replace(run.config, origin=_found(run.config.origin, folder))
     if "step" in begun_with:
@@ -352,7 +352,7 @@ def _from_leaves(leaf: Callable[[str], np.ndarray]) -> Callable[[dict, dict], di
 
 
 def _trained(checkpoint: pathlib.Path, meta: dict) -> Variables:
-    """What a checkpoint holds besides parameters and the optimizer's state, on the host."""
+    """Returns a checkpoint's collections other than the parameters and the train state, on the host."""
     items = sorted({name.partition("/")[0] for name in meta["digests"]} - {"params", "train"})
     read = {item: restore.reader(checkpoint, item) for item in items}
     named = [name.partition("/")[::2] for name in meta["digests"]]
@@ -360,7 +360,7 @@ def _trained(checkpoint: pathlib.Path, meta: dict) -> Variables:
 
 
 def _found(origin: str, run: pathlib.Path) -> str:
-    """The folder of a base; if it was moved together with the run, the folder of its name next to the run."""
+    """Returns `origin`, a base's folder; if it is gone, the folder of the same name next to the run, if there is one."""
     beside = run.resolve().parent / pathlib.Path(origin).name
     return str(beside) if not pathlib.Path(origin).is_dir() and beside.is_dir() else origin
 

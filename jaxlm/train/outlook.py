@@ -24,11 +24,10 @@ from jaxlm.train.loop import STOPPED, Ending, Every, Hook, Moment
 
 @dataclasses.dataclass(frozen=True)
 class Outlook:
-    """What the forecast of a run needs. It reads metrics.jsonl, so only the first process calls its methods.
+    """Forecasts a run from its metrics.jsonl. Only the first process calls its methods.
 
     Attributes:
-      final: the final mixture, if there is one. Its losses are of other text: the forecast, of the first mixture, leaves
-        them out.
+      final: the final mixture; None without one. The forecast leaves out its losses, since they are of other text.
     """
 
     folder: pathlib.Path
@@ -57,14 +56,14 @@ class Outlook:
         return fitted if isinstance(fitted, forecast.TooEarly) else forecast.futures(fitted, self.steps, *self.prices())
 
     def futures(self, step: int) -> list[forecast.Future] | forecast.TooEarly:
-        """Returns `ahead`, to be shown: a curve that can't be fitted is TooEarly."""
+        """Returns `ahead(step)`, but TooEarly in place of an error if no curve fits."""
         try:
             return self.ahead(step)
         except (ValueError, ArithmeticError) as error:
             return forecast.TooEarly(f"no forecast: {error}")
 
     def summary(self, stop: StopConfig) -> dict:
-        """Returns all that the report shows of the run now."""
+        """Returns the report's summary of the run so far: `gather`'s, and the futures if the run is between its ends."""
         gathered = gather(self.folder)
         step = gathered["run"]["step"]
         if not 0 < step < self.steps:
@@ -141,7 +140,7 @@ def _run(folder: pathlib.Path, records: list[dict], held_out: dict, book: dict) 
 
 
 def _held_out(records: list[dict]) -> dict[str, list[tuple[int, float]]]:
-    """Source -> (step, loss) at each evaluation; "" is the mean of all sources."""
+    """Returns source -> (step, loss) of each evaluation; the source "" is the mean of all sources."""
     losses: dict[str, list[tuple[int, float]]] = {}
     for record in records:
         for name, loss in record.items():
@@ -161,7 +160,7 @@ def _samples(folder: pathlib.Path) -> dict[str, list[dict]]:
 
 
 def _benchmarks(folder: pathlib.Path) -> dict[str, list[dict]]:
-    """Task -> its scores, by step. Another program may have written these files, so malformed ones are skipped."""
+    """Returns task -> its scores, by step. Another program may have written these files, so malformed ones are skipped."""
     scores: dict[str, list[dict]] = {}
     paths = [path for path in folder.glob("*/results.json") if is_step(path.parent.name)]
     for step, path in sorted((int(path.parent.name), path) for path in paths):
@@ -179,7 +178,7 @@ def _numbers(scores: object) -> dict[str, float]:
 
 
 def _before(origin: pathlib.Path, last: float) -> dict[str, typing.Any]:
-    """An earlier run's last benchmark scores and its samples, up to step `last`, from which the next run started."""
+    """Returns an earlier run's last benchmark scores and its samples up to step `last`, where the next run branched off."""
 
     def until(lines: list[dict]) -> list[dict]:
         return [line for line in lines if is_number(line.get("step")) and line["step"] <= last]
@@ -237,8 +236,8 @@ class Report(Hook):
 class StopByForecast(Hook):
     """Looks at the forecast every `every_steps` steps. Ends the run if its rest costs more than it is worth.
 
-    That is, if 0.01 nats cost more than `stop.usd_per_centinat` in every future. Advice to decay now is shown when it is
-    new, and does not end the run: the rest of the plan may serve more than the loss.
+    That is, if 0.01 nats cost more than `stop.usd_per_centinat` in every future. The advice to decay now is shown once and
+    does not end the run, since the rest of the plan may serve other ends than the loss.
     """
 
     name = "futures"

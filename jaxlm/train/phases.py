@@ -44,7 +44,10 @@ class Point:
 
 
 def point(records: Records, step: int, spent: tuple[float, float] | None = None, at_least: int = 0) -> Point:
-    """Returns where the run stood after `step`, by its metrics; `spent`: (seconds, dollars), by default of the last record."""
+    """Returns where the run stood after `step`, by its metrics; `spent`: (seconds, dollars), by default of the last record.
+
+    The training loss is the mean of the last logged losses, from step `at_least` on.
+    """
     until = [record for number, record in sorted(records.items()) if number <= step]
     if spent is None:
         spent = tuple(_last(until, name) or 0.0 for name in ("wall_s", "cost_usd"))
@@ -74,7 +77,7 @@ def _finite(value: float | None) -> float | None:
 def row(
     phase: milestones.Phase, before: Point, now: Point, tokens_per_step: int, tokens_per_second: float | None = None
 ) -> dict:
-    """Returns a phase's row in the bill, for run.json: what happened from `before` to `now`, at most the phase's end.
+    """Returns a phase's row in the bill, for run.json: its tokens, losses, hours and dollars from `before` to `now`.
 
     The loss is the held-out loss if both points have one, else the training loss. `usd_per_point`: the cost of one nat.
     """
@@ -104,7 +107,7 @@ def row(
 
 
 def sound(rows: Sequence[dict]) -> list[dict]:
-    """Returns the rows with all fields that `row` writes: somebody may have edited run.json."""
+    """Returns the rows that have all fields that `row` writes, with right types: somebody may have edited run.json."""
 
     def whole(r: dict) -> bool:
         flags = isinstance(r.get("ended"), bool) and r.get("accepted") in ("", "budget", "gate") and "loss" in r
@@ -218,7 +221,7 @@ class Phases(Hook):
         return evaluate
 
     def begin(self) -> Ending | None:
-        """Returns the Ending by which an earlier start was stopped, if it still holds. Records what `phases.accept` accepts."""
+        """Returns an Ending if a gate or budget still stops the run, else None. Records a cause that the user accepts."""
         verdict = from_first(self._held_back)
         return verdict and Ending(STOPPED, verdict[1], cause=verdict[0])
 
@@ -270,7 +273,7 @@ class Phases(Hook):
         return table(self._rows), self._over(step) if accepted or not verdict else verdict
 
     def _over(self, step: int | None = None) -> tuple[str, str] | None:
-        """(cause, why) if the run's budget is spent with steps left after `step` (default: the last logged); else None."""
+        """Returns (cause, why) if the run's budget is spent with steps left after `step` (None: the last logged); else None."""
         (seconds, usd), stop, steps = self.spent(), self._config.stop, self._config.train.steps
         took = {"usd": usd, "hours": seconds / 3600}
         spent = [key for key, amount in took.items() if 0 < getattr(stop, key) <= amount]
@@ -294,7 +297,7 @@ class Phases(Hook):
         return self.spent()[1] - self._before[phase.name].cost_usd >= phase.config.usd
 
     def _begun(self, phase: milestones.Phase, records: Records) -> Point:
-        """Where the run stood when the phase began: by the bill of the previous phase, else by the metrics."""
+        """Returns where the run stood when the phase began; seconds and dollars by the previous phase's row, if it is there."""
         nothing = (0.0, 0.0)  # the first phase pays for the start too
         start = point(records, phase.first - 1, nothing if phase.first == 1 else None)
         before = [r for r in self._rows if r["ended"] and r["last_step"] == phase.first - 1]
@@ -303,7 +306,7 @@ class Phases(Hook):
         return dataclasses.replace(start, wall_s=before[-1]["wall_s"], cost_usd=before[-1]["cost_usd"])
 
     def _accepted(self, phase: milestones.Phase, cause: str) -> bool:
-        """True if the user accepts this cause. After one cause stopped the phase and was accepted, the other still stops it."""
+        """True if the user accepts this cause. Once run.json has accepted causes of the phase, no others are accepted."""
         causes = {r["accepted"] for r in self._rows if r["phase"] == phase.name} - {""}
         return cause in causes if causes else phase.name == self._config.phases.accept
 

@@ -289,7 +289,7 @@ def _instruction(proto: Message) -> tuple[str, Instruction, int]:
 
 
 def _fields(message: bytes) -> Message:
-    """The values of a message whose schema protobuf does not know: texts and messages are bytes."""
+    """Returns field number -> values of a message whose schema protobuf does not know: texts and messages are bytes."""
     fields = collections.defaultdict(list)
     for field in UnknownFieldSet(Empty.FromString(message)):
         fields[field.field_number].append(field.data)

@@ -23,10 +23,10 @@ from jaxlm.run import ledger
 from jaxlm.train.loop import ROLL_BACK, STOPPED, Ending, Watch
 
 Hold = Callable[[int], None]
-Window = tuple[int, int]  # the first and the last batch to skip, by number in the order; steps likewise
+Window = tuple[int, int]  # the numbers, in the order, of the first and the last batch to skip
 WINDOW = 256  # earlier losses that the z-score of a loss is computed from
 _FEWEST = 16  # earlier losses that a z-score needs
-_MOST_ROLLBACKS = 3  # to one checkpoint
+_MOST_ROLLBACKS = 3  # the most rollbacks to one checkpoint
 _SHOWN = 5  # documents of a spike in the terminal
 
 
@@ -56,7 +56,7 @@ class Spikes(Watch):
 
     The score of a loss is (loss - median) / (1.4826 MAD) over the last WINDOW losses that were no spike (Iglewicz
     and Hoaglin 1993). The scale is at least 1% of the median, else noise on a very smooth curve would be spikes. Until
-    there are enough losses, a loss of more than twice the first one is a spike.
+    there are enough losses, a loss above twice the first one, and above 2, is a spike.
 
     Args:
       tell: (step, loss, score) -> None; called for the first spike of each series.
@@ -149,9 +149,9 @@ def _ending(config: StabilityConfig, why: str, cause: str, first_bad: int) -> En
 
 
 def roll_back(ending: Ending, step: int, checkpoints: Iterable[int], rollbacks: Sequence[Mapping]) -> tuple[int, str]:
-    """Returns (the checkpoint that a ROLL_BACK goes back to, "" or why the run must stop instead).
+    """Returns (the checkpoint to which a ROLL_BACK goes back, ""), or (0, the reason why the run must stop instead).
 
-    The run stops if it was rolled back before for these steps, or too often to one checkpoint: other batches did not help.
+    The run stops if it was rolled back before for these steps, or too often to this checkpoint: other batches did not help.
     """
     to = max((saved for saved in checkpoints if saved < ending.first_bad), default=0)
     again = any(r["steps"][0] <= step and ending.first_bad <= r["steps"][1] for r in rollbacks)
@@ -166,10 +166,10 @@ def roll_back(ending: Ending, step: int, checkpoints: Iterable[int], rollbacks: 
 def carry_out(
     folder: pathlib.Path, ending: Ending, step: int, batches: list[int], checkpoints: Iterable[int], settings: str
 ) -> str:
-    """Writes a rollback into run.json, and deletes the samples and benchmarks that it undoes. The next attempt does the rest.
+    """Writes a rollback into run.json, and deletes the samples and benchmarks that it undoes. The next start does the rest.
 
-    Only the first process calls it. Returns "", or why the run must stop instead; the rollback is written even then, since
-    the checkpoints of these steps are spoiled.
+    Only the first process calls it. Returns "", or the reason why the run must stop instead. Even then it writes the rollback,
+    since the checkpoints of these steps are spoiled.
     """
     to, why = roll_back(ending, step, checkpoints, ledger.read(folder)["rollbacks"])
     if not why:
@@ -186,15 +186,15 @@ def carry_out(
 
 
 def settings(config: Config) -> str:
-    """Returns the settings that decide whether a diverged run is worth another try, as one text."""
+    """Returns as one text the settings whose change makes another try of a diverged run worthwhile."""
     train = config.train
     return repr((config.optim, config.stability, train.batch_size, train.microbatch_size, train.seq_len))
 
 
 def held_back(rollbacks: Sequence[Mapping], config: Config) -> Ending | None:
-    """Returns the Ending of an earlier start if its last rollback did not help and the settings are still the same."""
+    """Returns the Ending of an earlier start if it refused another rollback and `settings` is the same now; else None."""
     last = rollbacks[-1] if rollbacks else {}
-    # Until 28 November 2026 the settings had a key more, whose value `older.check_goes_on` knows.
+    # Until 28 November 2026 `settings` contained the key `window`; `older.check_goes_on` refuses other values than WINDOW.
     if str(last.get("stopped", "")).replace(f" window={WINDOW},", "") != settings(config):
         return None
     why = f"{last['why']}; nothing has changed since: set a key of optim or stability to try again"
@@ -202,7 +202,7 @@ def held_back(rollbacks: Sequence[Mapping], config: Config) -> Ending | None:
 
 
 def spoiled(metas: Mapping[int, Mapping], rollbacks: Sequence[Mapping]) -> list[int]:
-    """Returns the checkpoints that a rollback spoiled: from its first step on, if they did not skip its batches."""
+    """Returns the steps, ascending, of checkpoints at or after a rollback's first step that did not skip its batches."""
     return sorted(
         step
         for step, meta in metas.items()
@@ -217,7 +217,7 @@ def _covers(windows: Iterable[Sequence[int]], window: Sequence[int]) -> bool:
 def passed_over(
     saved: Iterable[Sequence[int]], wanted: Iterable[Sequence[int]], last_batch: int
 ) -> tuple[list[Window], list[Window]]:
-    """Returns (the windows to skip, the wanted ones that come too late: their batches were trained on)."""
+    """Returns (`saved` with the `wanted` windows after `last_batch`, the `wanted` windows up to there, which are too late)."""
     windows, late = [tuple(window) for window in saved], []
     for first, last in wanted:
         if last <= last_batch and not _covers(windows, (first, last)):

@@ -28,7 +28,7 @@ from jaxlm.step import optim
 from jaxlm.train.log.recorder import Meter, Recorder, make_meter, recounted
 from jaxlm.train.loop import Hook, Watch, between_s
 
-JUMP = 1.05  # where steps are added early in a run, the rate rises by less: not worth a line
+JUMP = 1.05  # a smaller rise of the rate is not reported: it comes from steps that were added early in a run
 
 
 class Log:
@@ -52,7 +52,7 @@ class Log:
         lines.close()
 
     def closed_by(self, kind: type[BaseException] | None, *error) -> None:
-        """Records it if a ConfigError ends the start before its first step: the time after that is not the run's."""
+        """Records that a ConfigError ended the start before its first step: the run does not pay for the time from then on."""
         if kind and issubclass(kind, ConfigError) and not self._clock.step:
             with contextlib.suppress(OSError):
                 if jax.process_index() == 0:
@@ -161,7 +161,7 @@ def rate(config: OptimConfig, steps: int) -> forecast.Rate:
 
 
 def _rise(folder: pathlib.Path, old: forecast.Rate, new: forecast.Rate, done: int, end: int) -> str:
-    """The forecast of the loss with the new rates, in words; "" if it is too early for a forecast."""
+    """Returns words on the loss that is forecast with the new rates; "" if it is too early for a forecast."""
     logged = [(r["step"], r["train/loss"]) for r in metrics.records(folder / "metrics.jsonl") if r.get("train/loss")]
     if not logged:
         return ""

@@ -1,7 +1,4 @@
-"""Watches that are not about the loss: over saves, a heartbeat, and watches that say a sentence once.
-
-The watches over the loss are in `stability`.
-"""
+"""Watches of saves, a heartbeat, and watches that say a sentence once. The watches of the loss are in `stability`."""
 
 import collections
 import dataclasses
@@ -22,10 +19,10 @@ WINDOW = 50  # steps over which figures are averaged
 
 @dataclasses.dataclass(eq=False)
 class SaveInFlight(Watch):
-    """Notices a failed save at the next step. Ends the run when too much work is unsaved.
+    """Notices a failed save at the next step. Ends the run if saves fail or hang, and too much work is unsaved.
 
     Args:
-      ask: ends the run on all processes (`StopSignal.ask`). None, or one process: the watch returns the Ending.
+      ask: ends the run on all processes (`StopSignal.ask`). With None, or with one process, the watch returns the Ending.
     """
 
     checkpointer: Checkpointer
@@ -65,10 +62,10 @@ Condition = Callable[[Steps, Steps], dict[str, object] | None]
 
 
 class Row(typing.NamedTuple):
-    """Something that may go wrong, and the sentence that says so in plain words.
+    """A sign in the metrics that a run goes wrong, and the sentence that says so in plain words.
 
     Attributes:
-      condition: (metrics of this start's first `window` steps, of its last) -> values for `sentence`; None if well.
+      condition: (metrics of this start's first `window` steps, of its last `window`) -> values for `sentence`; None: all well.
     """
 
     reads: tuple[str, ...]
@@ -104,7 +101,7 @@ class SaysOnce(Watch):
 
 
 def mean_reaches(name: str, least: float, **quoted: object) -> Condition:
-    """Returns the condition that a metric's mean over the last steps is at least `least`; `quoted`: more values to quote."""
+    """Returns the condition that a metric's mean over the last steps is at least `least`; `quoted`: more for the sentence."""
 
     def condition(first: Steps, last: Steps) -> dict[str, object] | None:
         mean = last[name].mean()

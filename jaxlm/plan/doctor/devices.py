@@ -29,8 +29,8 @@ _FIRST_CHUNK, _LARGEST_CHUNK = 64 << 20, 1 << 30
 class Need:
     """The bytes that a run needs by the plan: `step`, `state` and `offloaded` (on the host) are of each device.
 
-    `microbatch`, `remat`: the settings of `step`; the most frugal ones if they are chosen at the start. `wider`: True if the
-    bytes are for float32, as this CPU computes, while `jaxlm plan` counts bfloat16.
+    `microbatch`, `remat`: the settings that `step` assumes; the most frugal ones if they are auto. `wider`: True if the bytes
+    are for float32, in which this CPU computes, while `jaxlm plan` counts bfloat16.
     """
 
     step: int
@@ -43,7 +43,7 @@ class Need:
 
 
 def need(config: Config, mesh: Mesh, dtype_asked: str = "") -> Need:
-    """Returns the bytes by the plan. `dtype_asked`: `model.dtype` as it was given, perhaps auto."""
+    """Returns the bytes that the run needs by the plan. `dtype_asked`: `model.dtype` as it was given, perhaps auto."""
     microbatch = fit.own_microbatch(config, MeshConfig(**mesh.shape))
     remat = "full" if config.model.remat == "auto" else config.model.remat
     settled = fit.with_changes(config, remat=remat, microbatch=microbatch)
@@ -81,7 +81,7 @@ def device_memory(planned: Need, free: int) -> Finding:
 
 
 def cpu_memory(planned: Need, devices: int, free: int) -> Finding:
-    """Returns the finding for a CPU. The plan is for an accelerator's program; for a CPU's it may be off by half."""
+    """Returns the finding for a CPU. The plan is for an accelerator's program; for a CPU's program it may be off by half."""
     step, plural = planned.step * devices, "s" * (devices > 1)
     text = f"{_planned(planned)}, and {gigabytes(free)} GB of this host are free for {devices} device{plural}"
     verdict = WARN if step > free else OK

@@ -1,4 +1,4 @@
-"""What a check found, and how a check is run so that it can neither raise nor hang the doctor."""
+"""The findings of a check, and `examine`, which runs a check so that the doctor neither fails nor hangs with it."""
 
 import dataclasses
 import typing
@@ -17,8 +17,8 @@ class Finding:
 
     Attributes:
       verdict: OK; WARN = the run will start, but someone should know; FAIL = the run would fail or can't be trusted.
-      text: what was found, and if the verdict is not OK, how to fix it.
-      figures: the measured numbers, in bytes, seconds and their quotients; values that JSON holds.
+      text: the finding in words, and if the verdict is not OK, how to fix it.
+      figures: the measured values by name, of types that JSON has; sizes are in bytes, times in seconds.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Finding:
 
 
 def examine(name: str, check: Callable[[], "Finding | list[Finding]"], seconds: float = 30.0) -> list[Finding]:
-    """Returns what a check found. If it raises, or takes over `seconds`, the finding's verdict is FAIL."""
+    """Returns the findings of a check; if it raises or takes over `seconds`, one finding with the verdict FAIL."""
     try:
         findings = within(seconds, check)
     except NoAnswer as late:
@@ -52,6 +52,6 @@ def no_answer(name: str, text: str) -> Finding:
 
 
 def words(error: BaseException) -> str:
-    """Returns an error in one line, with its class name unless it is one of ours or the system's."""
+    """Returns an error in one line, with its class name unless it is a ConfigError, a RunError or an OSError."""
     line = first_line(error)[:300]
     return line if line and isinstance(error, OSError | ConfigError | RunError) else f"{type(error).__name__}: {line}"

@@ -50,7 +50,7 @@ def present(root: pathlib.Path = pathlib.Path("/")) -> bool:
 
 
 def check(nvml: types.ModuleType | None, kernel_log: str, has_device: bool) -> list[Finding]:
-    """Returns a finding for each problem of each card, else a line of figures. Call it before JAX takes the memory."""
+    """Returns a finding for each problem of a card; for a sound card one with its figures. Call it before JAX takes memory."""
     if nvml is None:
         missing = Finding("gpu", WARN, 'health not checked: pip install "jaxlm[gpu]" (nvidia-ml-py)')
         return [missing if has_device else _NONE]
@@ -93,7 +93,7 @@ def _card(nvml: types.ModuleType, index: int) -> list[Finding]:
 
 
 def _figures(nvml: types.ModuleType, ask: Ask) -> dict[str, typing.Any]:
-    """The figures that the card reports."""
+    """Returns the figures that the card reports."""
     kind = ask("Name") or "NVIDIA device"
     uncorrected = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
     rows, limit, memory = ask("RemappedRows"), ask("PowerManagementLimit"), ask("MemoryInfo")
@@ -120,7 +120,7 @@ def _figures(nvml: types.ModuleType, ask: Ask) -> dict[str, typing.Any]:
 
 
 def _problems(ask: Ask, figures: dict[str, typing.Any]) -> Iterator[tuple[str, str]]:
-    """Yields (verdict, text) for each fault of a card, and for all that makes it slower than specified."""
+    """Yields (verdict, text) for each fault of a card, and for each cause that makes it slower than specified."""
     if figures.get("ecc_now"):
         yield FAIL, f"{figures['ecc_now']} uncorrectable memory errors since the driver started: {_MEND}"
     elif figures.get("ecc_ever"):

@@ -63,7 +63,7 @@ class Machine:
         return devices.present(has_gpu)
 
     def fits_the_run(self) -> Finding:
-        """Returns a finding on what training would refuse: batch, mesh, offload, the data, another model in WORKDIR."""
+        """Returns a finding if training accepts the config. Raises if batch, mesh, offload, data or another model forbid it."""
         c = self._config
         with contextlib.ExitStack() as stack:
             folder = pathlib.Path(c.workdir or stack.enter_context(tempfile.TemporaryDirectory()))
@@ -98,7 +98,7 @@ class Machine:
         return devices.twice(self._config, self._mesh, free)
 
     def speed(self) -> Finding:
-        """Returns a finding on the speed of the step; of a matrix product alone where a step would take minutes."""
+        """Returns a finding on the step's speed; on a matrix product's speed alone if a step would take minutes."""
         if self._fitted is None:
             return Finding("speed", OK, "not timed: the config does not fit this machine")
         product = bench.product(self._config.model.dtype)
@@ -209,7 +209,7 @@ def links(mesh: Mesh) -> Finding:
 
 
 def shared_memory(folder: pathlib.Path = pathlib.Path("/dev/shm")) -> list[Finding]:
-    """Returns a finding if /dev/shm is too small for the GPUs of this host to reach each other."""
+    """Returns a list of one finding if /dev/shm is too small for the GPUs of this host to reach each other; else []."""
     alone = jax.default_backend() != "gpu" or jax.local_device_count() == 1
     if alone or (total := shutil.disk_usage(folder).total) >= SHM_BYTES:
         return []

@@ -37,7 +37,7 @@ _PREFIX = ".jaxlm-doctor-"
 
 
 def apart(task: str, *args: typing.Any, seconds: float = ANSWER_S) -> dict:
-    """Runs `task` of this module in a child process; returns its result. Raises NoAnswer or OSError (it failed, or died)."""
+    """Runs `task` of this module in a child process; returns its result. Raises NoAnswer if it hangs, OSError if it fails."""
     trial = Child(f"{__name__}:work", end_by=signal.SIGTERM)  # it removes its file once the storage answers
     try:
         trial.send((task, args), seconds)
@@ -110,7 +110,7 @@ def data(folder: str, seconds: float = ANSWER_S) -> Finding:
 
 
 def _speed(name: str, trial: dict, checkpoint_bytes: int, mend: str) -> Finding:
-    """The finding on one trial of writing and reading."""
+    """Returns the finding on one trial of writing and reading."""
     folder = trial["folder"]
     if trial["problem"]:
         full = trial["errno"] in (errno.ENOSPC, errno.EDQUOT)
@@ -145,7 +145,7 @@ def work(requests: Iterator[tuple[str, tuple]], tell: Callable[[dict], None]) ->
 
 
 def try_place(place: str, most_bytes: float, most_s: float) -> dict:
-    """Writes a file in a folder or at a URL, reads it back past the page cache, and removes it. Returns what it measured."""
+    """Writes a file in a folder or at a URL, reads it back past the page cache, and removes it. Returns the figures."""
     try:
         system, root = remote.file_system(place)
     except (ImportError, ValueError) as error:  # a package is missing, or the protocol is unknown

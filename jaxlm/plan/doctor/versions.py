@@ -30,7 +30,7 @@ def installed() -> dict[str, str]:
 
 
 def required() -> list[str]:
-    """Returns what jaxlm requires, as in pyproject.toml, extras left out; [] if jaxlm runs without being installed."""
+    """Returns jaxlm's requirements, as in pyproject.toml, without extras; [] if jaxlm runs without being installed."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return [line for line in importlib.metadata.requires("jaxlm") or [] if "extra ==" not in line]
     return []
@@ -71,7 +71,7 @@ def _within(version: str | None, versions: SpecifierSet) -> bool:
 
 
 def _jax(packages: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """jax, jaxlib and the CUDA plugins are released together. With an older plugin JAX only warns, and trains on the CPU."""
+    """Yields (verdict, text) where jax, jaxlib and CUDA plugins differ: with an older plugin JAX warns and takes the CPU."""
     jax, jaxlib = packages.get("jax"), packages.get("jaxlib")
     if not (jax and jaxlib):
         return

@@ -87,7 +87,7 @@ def family(model: ModelConfig) -> list[ModelConfig]:
 
 
 def of_size(config: Config, model: ModelConfig, tokens: float) -> Config | None:
-    """Returns the config of a run of `model` over `tokens` tokens, batch near the rule; None if it has too few steps."""
+    """Returns the config that trains `model` on `tokens` tokens in batches near the rule's; None for too few steps."""
     t = config.train
     rough = dataclasses.replace(with_keys(config, train={"steps": 1}), model=model)
     rule = rules.batch(dataclasses.replace(rules.of(rough), tokens=tokens)).value
@@ -106,7 +106,7 @@ def _hours(config: Config, asked: Config, tokens_per_second: float, devices: int
 def _best(
     config: Config, usd: float, device: Accelerator, planners: dict, known: Fit | None
 ) -> dict[str, typing.Any] | None:
-    """The row of one accelerator; None if the money buys no run there, or none that fits."""
+    """Returns the row of one accelerator; None if the money buys no run there, or none that fits."""
     for run in _ranked(config, usd, device, known):
         key = run.model, run.train.batch_size
         planner = planners[key] = planners.get(key) or fit.Planner(run)
@@ -116,7 +116,7 @@ def _best(
 
 
 def _ranked(config: Config, usd: float, device: Accelerator, known: Fit | None) -> list[Config]:
-    """The run of each size that the money buys on one accelerator, lowest loss by the law first, whether it fits or not."""
+    """Returns the run of each size that the money buys on an accelerator, whether it fits or not, lowest loss by law first."""
     runs, law, hours = [], known.law if known else LAW, usd / device.usd
     for model in family(config.model):
         sized = dataclasses.replace(fit.with_changes(config, microbatch=16), model=model)
@@ -133,7 +133,7 @@ def _ranked(config: Config, usd: float, device: Accelerator, known: Fit | None) 
 def _row(
     config: Config, run: Config, usd: float, device: Accelerator, fitting: fit.Fit, known: Fit | None
 ) -> dict[str, typing.Any]:
-    """The row of a run: what the money buys with the devices and microbatch of `fitting`. `config` is the user's."""
+    """Returns the row of a run: its steps and tokens for the money, on the devices of `fitting`. `config` is the user's."""
     devices, fitted = fitting.devices, fit.with_changes(run, microbatch=fitting.microbatch)
     t, m, batch_tokens = run.train, run.model, run.train.batch_size * run.train.seq_len
     fast, hours = cost.speed(fitted, device, devices), usd / (devices * device.usd)
@@ -172,7 +172,7 @@ def _row(
 
 
 def _phases(asked: Config, planned: Sequence[dict[str, typing.Any]], usd: float) -> dict[str, int | float]:
-    """The keys of the phases: where each ends, and its share of the money by its hours. The shares add up to `usd`."""
+    """Returns the keys of the phases: the end of each, and its share of the money by its hours. The shares add up to `usd`."""
     keys: dict[str, int | float] = {}
     hours = sum(row["hours"] for row in planned)
     for row in planned:
@@ -184,7 +184,7 @@ def _phases(asked: Config, planned: Sequence[dict[str, typing.Any]], usd: float)
 
 
 def _foretold(params: int, tokens: int, vocab_size: int, known: Fit | None) -> dict[str, float | None]:
-    """The law's loss, which ranks the rows, and the forecast with its interval; None if the law is far outside its range."""
+    """Returns the law's loss, which ranks rows, and the forecast with its interval: None far outside of the law's range."""
     if known:
         loss, low, high = known.loss(params, tokens)
         return {"law_loss": loss, "loss": loss, "low": low, "high": high}

@@ -15,7 +15,7 @@ rates     null until the runs at several rates are done; then tried, best (`law.
           to the smallest run) and rule (the published rule's)
 fit       null until all runs of the grid are done; then law, noise and draws (as in `law.Fit`), from {"parameters", "tokens"}
           (where the drift begins), missed: the worst relative error of the largest size's losses, predicted from the others
-foretold  null until then; else predictions for finished runs of the target on a quarter, half, all and twice its tokens
+foretold  null while `fit` is; else predictions for finished runs of the target on a quarter, half, all and twice its tokens
 """
 
 import dataclasses
@@ -82,7 +82,7 @@ def begin(config: Config, order: Rows, folder: pathlib.Path, asked: Asked, name:
 
 
 def _planned(config: Config, folder: pathlib.Path, asked: Asked, held_out: int) -> tuple[Ladder, list[Rung]]:
-    """`sizes`, `budgets`, `machine`, `hours` and `runs` of a new ladder, and the runs themselves."""
+    """Returns (`sizes`, `budgets`, `machine`, `hours` and `runs` of a new ladder; the runs themselves)."""
     sizes = list(asked.sizes) or rungs.sizes(config.model)
     measured = _speeds(config, sizes, asked.budgets, folder)
     speeds = {size: row["tokens_per_second"] for size, row in measured.items()}
@@ -107,7 +107,7 @@ def _planned(config: Config, folder: pathlib.Path, asked: Asked, held_out: int) 
 
 
 def _new(config: Config, order: Rows, name: str) -> Ladder:
-    """The values of a new ladder on its target and its held-out text, and its empty results."""
+    """Returns a new ladder's `version`, `target` and `held_out`, and its results, which are still None."""
     m, e = config.model, config.eval
     shape = ("family", "n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff")
     target = {"config": name, "parameters": count_params(m), "tokens": tokens(config), "vocab_size": m.vocab_size}
@@ -126,7 +126,7 @@ def _check_same(folder: pathlib.Path, was: Mapping, now: Mapping) -> None:
 
 
 def _speeds(config: Config, sizes: Sequence[int], budgets: Sequence[float], folder: pathlib.Path) -> dict[int, dict]:
-    """Width -> `machines.row` of each size on this machine; {} if a speed is not known, and the budgets are given."""
+    """Returns width -> `machines.row` on this machine. If a speed is unknown: {} if budgets are given, else ConfigError."""
     rows = {}
     for size in sizes:
         c = rungs.rung(config, size, budgets[0] if budgets else tokens(config) / 4, folder).config
@@ -210,7 +210,7 @@ _FIT = {"law": {str: files.NUMBER}, "noise": files.NUMBER, "from": {"parameters"
 
 
 def read(folder: pathlib.Path) -> dict[str, typing.Any] | None:
-    """Returns what LADDER/ladder.json holds; None if there is no such file. Raises ConfigError if it can't be used."""
+    """Returns the ladder in LADDER/ladder.json; None if there is no such file. Raises ConfigError if it can't be used."""
     path = folder / FILE
     try:
         ladder = files.json_of(path.read_bytes())

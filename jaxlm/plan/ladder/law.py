@@ -71,7 +71,7 @@ class Fit:
 
 
 def fit(points: Sequence[Point], bytes_per_token: float, draws: int = DRAWS) -> Fit:
-    """Fits the law to finished runs of at least two sizes and two numbers of tokens. Takes about a second with all draws.
+    """Fits the law to finished runs. Takes about a second with all draws. Raises ValueError for one size or number of tokens.
 
     The interval is a parametric bootstrap. Each draw has its own noise (by the residuals; few points give it long tails), its
     own losses and its own medians of the priors. `bytes_per_token` is of the held-out text: E's prior is in nats a byte.
@@ -133,7 +133,7 @@ class _Problem:
         return [e, a * math.exp(alpha * n), b * math.exp(beta * d), alpha, beta]
 
     def solve(self, logs: np.ndarray, priors: np.ndarray, noise: float, starts: Sequence[np.ndarray]) -> np.ndarray:
-        """The theta with the least Huber loss of log L and of the priors (medians of e, alpha, beta, as logs)."""
+        """Returns the theta with the least Huber loss of log L and of the priors (medians of e, alpha, beta, as logs)."""
 
         def residuals(theta: np.ndarray) -> np.ndarray:
             return np.append((self.logs(theta) - logs) / noise, (theta[[0, 3, 4]] - priors) / _SPREAD)
@@ -153,7 +153,7 @@ class _Problem:
 
 
 def missed(points: Sequence[Point], bytes_per_token: float) -> float:
-    """Returns the worst relative error of the largest size's losses, predicted from the other sizes."""
+    """Returns the worst relative error, with its sign, of predictions of the largest size's losses from the other sizes."""
     largest = max(p.params for p in points)
     law = fit([p for p in points if p.params < largest], bytes_per_token, draws=0).law
     errors = [law.loss(p.params, p.tokens) / p.loss - 1 for p in points if p.params == largest]
@@ -163,7 +163,7 @@ def missed(points: Sequence[Point], bytes_per_token: float) -> float:
 def best_rate(tried: Sequence[tuple[float, float | None]]) -> tuple[float, bool]:
     """Returns (the best rate, True if it is the smallest or the largest that was tried).
 
-    Between rates that did not diverge (a loss of None) it is the minimum of a parabola over the logarithm of the rate.
+    It is the minimum of a parabola in log rate, or a tried rate: at an end, or beside a rate that diverged (a loss of None).
     """
     losses = sorted((math.log(rate), math.inf if loss is None else loss) for rate, loss in tried)
     index = min(range(len(losses)), key=lambda i: losses[i][1])

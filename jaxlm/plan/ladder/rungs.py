@@ -24,8 +24,8 @@ from jaxlm.run.checkpoints import pace
 
 WIDTHS = (1 / 4, 3 / 8, 1 / 2)  # of the config's own
 BUDGETS = (1 / 4, 1 / 2, 1)  # of the largest
-TIMES = (0.5, 1.0, 2.0)  # the rates at the smallest size and budget
-HOURS, SHARE = 0.5, 0.03  # the limit: the first, or this share of the config's own hours
+TIMES = (0.5, 1.0, 2.0)  # multiples of the rate that are tried at the smallest size and budget
+HOURS, SHARE = 0.5, 0.03  # the limit: so many hours, or this share of the config's own hours if that is more
 BATCH_EXPONENT = 0.571
 START_S = 30.0  # of a run before its first step and after its last: a guess
 EVAL_SPEED = 3  # held-out tokens are this much faster than trained ones: a forward pass alone
@@ -37,7 +37,7 @@ _FREE = ("attention", "remat", "scan_layers", "fuse_projections", "offload")  # 
 
 @dataclasses.dataclass(frozen=True)
 class Rung:
-    """One run of a ladder. `times`: its rate over the rate scaled from the config's; `rule`: the published rule's rate."""
+    """One run of a ladder. `times`: its rate as a multiple of the rate scaled from the config's; `rule`: the rule's rate."""
 
     name: str
     kind: str
@@ -100,7 +100,7 @@ def _rounded(width: float) -> int:
 
 
 def rungs(config: Config, widths: Sequence[int], budgets: Sequence[float], folder: pathlib.Path) -> list[Rung]:
-    """Returns the runs in the order in which they are done: those at other rates first, then the grid, the cheapest first."""
+    """Returns the runs in the order in which they are done: the smallest at three rates, then the rest, the cheapest first."""
     if len({human(budget) for budget in budgets}) < len(budgets):
         close = ", ".join(f"{budget:,.0f}" for budget in budgets)
         raise ConfigError(f"the budgets of {close} tokens are too close: give --tokens that differ in three digits")
@@ -118,7 +118,7 @@ def rung(config: Config, width: int, budget: float, folder: pathlib.Path, times:
     train = {"steps": steps, "batch_size": rows, "microbatch_size": rows_at_once, "eval_every_steps": 0}
     changed = dataclasses.replace(with_keys(config, train=train), model=smaller(config.model, width))
     whole, small, share = by_rule(config), by_rule(changed), steps / t.steps
-    off = (o.lr or whole.lr) / whole.lr  # the config's own rate over the rule's
+    off = (o.lr or whole.lr) / whole.lr  # the config's own rate as a multiple of the rule's
     optim = {
         "lr": float(f"{off * small.lr * times:.3g}"),
         # With 0 the matrices would train at the rule's rate, whatever `times` is.
@@ -133,12 +133,12 @@ def rung(config: Config, width: int, budget: float, folder: pathlib.Path, times:
 
 
 def by_rule(config: Config) -> OptimConfig:
-    """Returns `optim` with `lr` by rule for a config's size, batch and tokens, all steps counted; the ratio too, if it is 0."""
+    """Returns `optim` with `lr` by rule for a config's size, batch and all its steps; other values that are 0 by rule too."""
     return settle.ruled(config, lr=0.0, schedule_steps=0)
 
 
 def batch_size(config: Config, budget: float) -> int:
-    """Returns the rows of a step for a budget of D tokens: the config's own, halved to come nearest to D^.571."""
+    """Returns the rows of a step for a budget of D tokens: the config's own, halved so that they go about with D^.571."""
     rows, least = config.train.batch_size, abs(config.mesh.data * config.mesh.fsdp)
     for _ in range(round(BATCH_EXPONENT * math.log2(max(tokens(config) / budget, 1)))):
         if rows % 2 or rows // 2 < least:
@@ -148,7 +148,7 @@ def batch_size(config: Config, budget: float) -> int:
 
 
 def _alone(c: Config) -> Config:
-    """The config without what a run of a ladder does not need: phases, mirror, messages, samples, benchmarks, traces."""
+    """Returns the config without phases, mirror, messages, samples, benchmarks and traces: a ladder's run needs none."""
     seldom = {"every_steps": 0, "every_minutes": pace.AUTO, "keep_last": 1, "keep_every": 0, "keep_best": 0}
     by_loss = {"best_metric": "val/loss", "best_is": "lowest", "mirror": "", "max_unprotected_usd": 0.0}
     return with_keys(
@@ -239,7 +239,7 @@ def limit(config: Config, speeds: Mapping[int, float]) -> float:
 
 
 def same(config: Config, order: Rows) -> dict[str, typing.Any]:
-    """Returns key -> value of all that determines the losses of a config's ladder on its data."""
+    """Returns key -> value of all settings that determine the losses of a config's ladder on its data."""
     parts = {
         "model": {k: v for k, v in dataclasses.asdict(config.model).items() if k not in _FREE},
         "train": {k: getattr(config.train, k) for k in ("steps", "batch_size", "seq_len")},

@@ -54,7 +54,7 @@ def _grid(ladder: Ladder) -> str:
 
 
 def _rates(ladder: Ladder) -> str:
-    """The results of the runs at several rates; "" until they are done."""
+    """Returns the results of the runs at several rates; "" until they are done."""
     if not (rates := ladder["rates"]):
         return ""
     tried = ", ".join(f"{run['lr']:.3g}: {_loss(run)}" for run in rates["tried"])
@@ -133,7 +133,7 @@ def _sentence(row: dict) -> str:
 
 
 def _command(words: Sequence[str]) -> str:
-    """The command for a shell, in lines of at most WIDTH columns where its words allow it."""
+    """Returns the command for a shell, in lines of at most WIDTH columns where its words allow it."""
     lines = [" "]
     for word in map(shlex.quote, words):
         if len(lines[-1]) + len(word) + 3 > WIDTH:

@@ -24,7 +24,7 @@ from jaxlm.plan.tune import tune
 from jaxlm.step import parts, state
 from jaxlm.step.objectives.base import Variables
 
-FINALISTS = 3  # how many of the fastest run again, in turns
+FINALISTS = 3  # how many of the fastest candidates run again, in turns
 CPU_PRODUCT, PRODUCT = 1024, 8192  # rows and columns of the matrices that are multiplied
 
 
@@ -80,7 +80,7 @@ class Bench:
         trial.measured_bytes = after if after > before else None  # an earlier trial's peak may be higher
 
     def rematch(self, trials: list[tune.Trial], start: tune.Candidate) -> list[tune.Trial]:
-        """Times the fastest trials and the config's own again, a step each in turn, as speeds drift. Fastest first."""
+        """Times the fastest trials and `start`'s again, in turns, as speeds drift. Returns these by speed, then the others."""
         ran = sorted((t for t in trials if t.tokens_per_second), key=slowness)
         again = [t for i, t in enumerate(ran) if i < FINALISTS or t.candidate == start]
         if len(again) > 1:
@@ -93,7 +93,7 @@ class Bench:
         return sorted(again, key=slowness) + sorted(rest, key=slowness)
 
     def _speeds(self, programs: list[jax.stages.Compiled]) -> list[float]:
-        """Tokens a second of each program, by the median time of its steps. The programs take turns, a step at a time."""
+        """Returns each program's tokens a second, by the median time of its steps. The programs run a step each in turn."""
         train = self._config.train
         steps = [functools.partial(self._step, compiled) for compiled in programs]
         seconds = medians(steps, self._config.tune.steps, self._seconds * len(programs))
@@ -115,7 +115,7 @@ class Bench:
 
 
 def medians(steps: Sequence[Callable[[], float]], most: int, seconds: float) -> list[float]:
-    """Returns the median seconds of each step. They take turns, `most` times or for `seconds`, twice at least."""
+    """Returns the median seconds of each of `steps`. They run in turns, `most` times or for `seconds`, but twice at least."""
     times: list[list[float]] = [[] for _ in steps]
     end = time.perf_counter() + seconds
     while len(times[0]) < most and (len(times[0]) < 2 or time.perf_counter() < end):
@@ -154,12 +154,12 @@ def readable(table: list[dict[str, typing.Any]]) -> list[dict[str, typing.Any]]:
 
 
 def _peak_bytes() -> int:
-    """The most bytes that were ever in use on the first device; 0 on a CPU, which does not report it."""
+    """Returns the most bytes that were ever in use on the first device; 0 on a CPU, which does not report them."""
     return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
 
 
 def random_batch(made: parts.Parts) -> dict[str, jax.Array]:
-    """Returns a batch of random tokens on the mesh of the parts. The objective's other arrays are 0, as without pairs."""
+    """Returns a batch of random tokens on the mesh of the parts. The objective's other arrays are 0."""
     t, mesh = made.config.train, made.mesh
     size = (t.batch_size, t.seq_len + 1)
     tokens = np.random.default_rng(0).integers(1, made.config.model.vocab_size, size, dtype=np.int32)

@@ -1,7 +1,7 @@
 """Finds how fast a machine trains a config: from earlier measurements, else by a short measurement of this machine.
 
-~/.cache/jaxlm/machines.json is the one home: {"NVIDIA H200 x 1": {KEY: [{"tokens_per_second", "by", "time", "host"}, ...]}},
-and for `jaxlm plan` {"plans": {HOST: {KEY: {...}}}}. It is a cache: a file that can't be read or written is never an error.
+~/.cache/jaxlm/machines.json keeps them: {"NVIDIA H200 x 1": {KEY: [{"tokens_per_second", "by", "time", "host"}, ...]}}, and
+for `jaxlm plan` {"plans": {HOST: {KEY: {...}}}}. It is a cache: a file that can't be read or written is never an error.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from jaxlm.plan import cost, flops, lower, settle
 from jaxlm.plan.tune import bench, tune
 
 MOST = 20  # measurements of one setting that are kept
-MOST_PLANS = 100  # of a host
+MOST_PLANS = 100  # entries of "plans" that are kept for a host
 _PLANS = "plans"
 _ROW = {"tokens_per_second": files.NUMBER, "time": files.NUMBER, "by": files.TEXT}
 # An entry of "plans", as `row` reads it.
@@ -42,7 +42,7 @@ _PLAN |= dict.fromkeys(("needed", "tokens_per_second"), files.NUMBER_OR_NONE)
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """What is known of one setting on one kind of machine: the median speed of all devices; who measured last, and when."""
+    """The measurements of a setting on a kind of machine: the median speed of all devices together; who measured last, when."""
 
     tokens_per_second: float
     measurements: int
@@ -55,7 +55,7 @@ def path() -> pathlib.Path:
 
 
 def key(config: Config, mesh: Mapping[str, int]) -> str:
-    """Returns a hash of all that determines a step's speed, except for the device and the versions of packages."""
+    """Returns a hash of the settings that determine a step's speed, without the device and the versions of packages."""
     t = config.train
     parts = {
         "model": dataclasses.asdict(config.model),
@@ -94,13 +94,13 @@ def record(kind: str, count: int, setting: str, tokens_per_second: float, by: st
 
 
 def planned(setting: str) -> dict | None:
-    """Returns what `remember` stored for this host under the same key; None if it is missing or incomplete."""
+    """Returns the dict that `remember` stored for this host under this key; None if it is missing or incomplete."""
     plan = _part(_part(_part(files.json_there(path()), _PLANS), platform.node()), setting)
     return None if files.problem(plan, {"why": files.TEXT} if "why" in plan else _PLAN) else plan
 
 
 def remember(setting: str, machine: dict) -> None:
-    """Stores what `jaxlm plan` measured on this host (see `measure`), under any key. Never raises."""
+    """Stores a measurement of this host by `jaxlm plan` (see `measure`) under the key `setting`. Never raises."""
 
     def add(content: dict) -> None:
         host = _part(_part(content, _PLANS), platform.node())
@@ -126,7 +126,7 @@ def _change(edit: Callable[[dict], None]) -> None:
 
 
 def _part(content: dict, name: str) -> dict:
-    """The dict under `name`, which is created if it is missing."""
+    """Returns the dict under `name`, which it creates if it is missing."""
     if not isinstance(content.get(name), dict):
         content[name] = {}
     return content[name]
@@ -137,7 +137,7 @@ def _machine(kind: str, count: int) -> str:
 
 
 def _rows(content: dict, kind: str, count: int, setting: str) -> list[dict]:
-    """The measurements of a setting, oldest first, without incomplete ones."""
+    """Returns the measurements of a setting, oldest first, without incomplete ones."""
     rows = _part(content, _machine(kind, count)).get(setting)
     return [row for row in rows if not files.problem(row, _ROW)] if isinstance(rows, list) else []
 
@@ -179,7 +179,7 @@ def row(config: Config) -> dict[str, typing.Any]:
 
 
 def _memory(config: Config, machine: dict) -> float:
-    """The bytes that a step may take on a device: on a CPU those that are free now, not at the time of measuring."""
+    """Returns the bytes that a step may take on a device: on a CPU by the memory that is free now, not when it was measured."""
     if config.tune.memory_gb:
         return config.tune.memory_gb * 1e9
     if machine["kind"] == "cpu":
@@ -189,7 +189,7 @@ def _memory(config: Config, machine: dict) -> float:
 
 
 def _finished(config: Config, machine: dict) -> dict[str, typing.Any]:
-    """The machine with its hours, dollars and MFU for the config."""
+    """Returns the machine with its hours, dollars and MFU for the config, and whether its step fits (None: unknown)."""
     speed, peak = machine["tokens_per_second"], config.hardware.peak_tflops or flops.peak_tflops(machine["kind"])
     hours = cost.tokens(config) / speed / 3600 if speed else None
     # The price is that of the GPU that the config is meant for.
@@ -204,13 +204,13 @@ def _finished(config: Config, machine: dict) -> dict[str, typing.Any]:
 
 
 def _key(config: Config) -> str:
-    """A key of all that determines the measurement on this host, before auto values are chosen for its devices."""
+    """Returns a measurement's key on this host: the hash of the config, with auto values as they are, and the devices seen."""
     seen = [os.environ.get(name, "") for name in ("JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES")]
     return " ".join(filter(None, [key(config, dataclasses.asdict(config.mesh)), *seen]))
 
 
 def _computing() -> list[str]:
-    """The ids of processes that compute on this machine's NVIDIA GPUs; [] if there are none, or if it is unknown."""
+    """Returns the ids of processes that compute on this machine's NVIDIA GPUs; [] if there are none, or if it is unknown."""
     if not (program := shutil.which("nvidia-smi")):
         return []
     with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -245,7 +245,7 @@ def work(configs: Iterator[Config], tell: Callable[[dict], None]) -> None:
 
 
 def measure(config: Config) -> Iterator[dict[str, typing.Any]]:
-    """Yields a config's measurement on this process's devices: with the speed, then also with the memory needed.
+    """Yields a config's measurement on this process's devices: first with the speed, then with the memory too; or {"why": ...}.
 
     `setting` is the `key` of training, `memory` the bytes of a device that a step may take without `tune.memory_gb`, `needed`
     the bytes that this step takes (None: not known yet), `what` the part that was timed ("" for the step itself).
@@ -306,7 +306,7 @@ def affordable(config: Config, ways: int, most_flops: float) -> Config:
 
 
 def described(small: Config, config: Config) -> str:
-    """Returns what is timed in place of the whole step, in words."""
+    """Returns words for the smaller step that is timed in place of the config's: its layers, rows and tokens."""
     few, all_, t = small.model.n_layers, config.model.n_layers, small.train
     layers = f"{few} of {all_} layers, " * (few < all_)
     return f"{layers}{console.count(t.batch_size)} x {console.count(t.seq_len)} tokens"
@@ -323,7 +323,7 @@ def needed(config: Config, mesh: jax.sharding.Mesh) -> int:
 
 
 def _timed(config: Config, mesh: jax.sharding.Mesh, limit: float) -> tune.Trial:
-    """The trial of the config's own settings on random tokens."""
+    """Returns the trial of the config's own settings on random tokens."""
     config = with_keys(config, tune={"steps": STEPS})
     own = tune.own(config, config.train.microbatch_size, config.model.remat)
     batches = itertools.repeat(bench.random_batch(lower.parts_of(config, mesh)))

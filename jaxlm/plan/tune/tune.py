@@ -61,7 +61,7 @@ class Candidate:
 
 @dataclasses.dataclass
 class Trial:
-    """The result of compiling and timing a candidate; None where that is unknown or failed (`note` says why)."""
+    """The result of compiling and timing a candidate; a figure is None if it is unknown or failed (`note` says why)."""
 
     candidate: Candidate
     predicted_bytes: int | None = None
@@ -71,7 +71,7 @@ class Trial:
 
 
 def microbatch_sizes(config: Config, ways: int) -> list[int]:
-    """Returns the batch size, its half, its quarter, ... while `ways` (data x fsdp) divides them; and `ways`, a row each."""
+    """Returns the batch size, its half, quarter, ... as long as `ways` (data x fsdp) divides them; last `ways` itself."""
     batch = config.train.batch_size
     halves = [batch >> power for power in range(batch.bit_length()) if batch % (ways << power) == 0]
     return halves + [ways] * (bool(halves) and halves[-1] > ways)
@@ -118,7 +118,7 @@ class Compiler:
         return low + (high - low) / (most - least) * (candidate.microbatch_size - least)
 
     def choose(self, start: Candidate, sizes: Sequence[int], remats: Sequence[str]) -> Candidate | None:
-        """Returns `start` with the policy and the microbatch that `fit.choose` takes; None if nothing fits."""
+        """Returns `start` with the remat policy and the microbatch that `fit.choose` chooses; None if nothing fits."""
         chosen = choose(
             lambda *setting: self.needs(start.with_(*setting)),
             lambda *setting: self.predicted(start.with_(*setting)),
@@ -185,7 +185,7 @@ def own(config: Config, microbatch_size: int, remat: str) -> Candidate:
 
 
 def full_speed_rows(config: Config, mesh: Mesh) -> float:
-    """Returns the fewest rows of a microbatch that keep an accelerator fully busy; 0 for a CPU, which always is."""
+    """Returns the fewest rows of a microbatch that keep an accelerator fully busy; 0 for a CPU, which any row keeps busy."""
     if mesh.devices.flat[0].platform == "cpu":
         return 0.0
     return sharding.batch_ways(mesh) * FULL_SPEED_TOKENS / config.train.seq_len
@@ -221,7 +221,7 @@ def search(
     rising["remat"] = sorted(values["remat"], key=REMATS.index)
 
     def fits(candidate: Candidate) -> bool | None:
-        """Returns None if the candidate was not tried yet."""
+        """Returns True if the candidate ran, False if its trial failed, None if it was not tried yet."""
         return done[candidate].tokens_per_second is not None if candidate in done else None
 
     def needless(candidate: Candidate) -> bool:
@@ -268,7 +268,7 @@ _TILE_TOKENS = 2048  # of the loss, for a run that has no tiles and does not fit
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A compiled train step; the bytes that it needs on each device, of which `state` (with a batch) and `temporaries`."""
+    """A compiled train step, and bytes on each device: `need` in all, of which `state` (with a batch) and `temporaries`."""
 
     step: jax.stages.Compiled
     need: int

@@ -49,7 +49,7 @@ class Progress:
         return self._sum / self._weight if self._weight else math.nan
 
     def update(self, record: dict, best: float | None) -> None:
-        """Shows a permanent line."""
+        """Shows a logged step's record as a permanent line; `best`: the lowest held-out loss."""
         loss, left = record["train/loss"], record.get("eta_s")
         self._ends_at = None if left is None else time.monotonic() + left
         speed, mfu, skipped = record.get("tokens_per_second"), record.get("mfu_palm"), record.get("train/skipped")
@@ -75,7 +75,7 @@ class Progress:
         self._shown.close()
 
     def parts(self, alone: bool) -> list[Part]:
-        """Returns the live line; without `doing` unless `alone`, since a newer activity shows itself."""
+        """Returns the parts of the live line; with the current activity only if `alone`: else a newer line shows its own."""
         known = self._ends_at is not None
         left = f"left {duration(max(0.0, self._ends_at - time.monotonic()))}" if known else ""
         filled = _BAR * self._step // max(self._total, 1)

@@ -45,7 +45,7 @@ class Meter:
     _mark: tuple[int, float] | None = None  # a step, and the seconds of training until then
 
     def now(self, step: int) -> dict[str, float]:
-        """Returns the fields of every record, over all starts; `goodput`: the time share of new steps and their rollouts."""
+        """Returns the fields of every record, for all starts together; `goodput`: the time share of new steps and rollouts."""
         seconds = {name: round(spent, 3) for name, spent in self.clock.seconds().items()}
         wall = sum(seconds.values())
         cost = self.earlier.with_now(wall, self.usd_per_hour)
@@ -146,7 +146,7 @@ class Recorder:
             metrics[name].copy_to_host_async()
 
     def read(self, step: int, metrics: dict) -> dict[str, float]:
-        """Waits until a step is done, and returns its metrics: all of a logged or skipped step, else only those in `reads`."""
+        """Waits until a step is done. Returns all metrics of a logged or skipped step, else the loss and those in `reads`."""
         record = {name: float(metrics[name]) for name in self._reads}
         self._step = step
         if self._progress:

@@ -93,7 +93,7 @@ def pinned(own: float, moves: Sequence[str], steps: int, nll_weight: float = 0.0
 
 
 def falling(c: DpoConfig) -> Row:
-    """Returns the row for chosen answers that become much less likely, like the rejected ones."""
+    """Returns the row for chosen answers that become much less likely."""
 
     def condition(first: Steps, last: Steps) -> dict[str, object] | None:
         began = 0.0 if dpo.has_reference(c) else first["chosen_reward"].mean() / c.beta
@@ -140,7 +140,7 @@ ONLY_LENGTH = Row(
 
 
 class Remarks:
-    """Looks at the figures of evaluations: `(step, figures) -> (more figures, lines for the user)`."""
+    """Calls `others` on an evaluation's figures, and adds a line if fewer than half of the pairs are ranked as labelled."""
 
     def __init__(self, pairs: int, others: Callable[[int, dict[str, float]], tuple[dict[str, float], list[str]]]):
         self._pairs, self._others = pairs, others

@@ -24,9 +24,9 @@ Judged = tuple[np.ndarray, np.ndarray]  # of the training pairs, of the held-out
 
 
 def of_run(folder: pathlib.Path, data: Packed, done: int, variables: Variables, judge: Callable[[], Judged]) -> Packed:
-    """Returns the pairs with the reference's log-probabilities: from the run's folder, or by `judge` if no step is done.
+    """Returns the pairs with the reference's log-probabilities, from the run's file; if it is unfit before step 1, by `judge`.
 
-    Raises ConfigError if the run has begun, and the file is missing, damaged or of other pairs.
+    Raises ConfigError if steps are `done` and the file is missing, damaged or of other pairs.
     """
     path, pairs = folder / FILE, _of_pairs(data)
     model = "" if done else _of_model(variables)
@@ -53,7 +53,7 @@ def _of_model(variables: Variables) -> str:
 
 
 def _fault(path: pathlib.Path, pairs: str, model: str) -> str:
-    """What is wrong with the file, in words after its name; "" if it can be used. `model`: "" for any model."""
+    """Returns words that follow the file's name and say what is wrong with it; "" if nothing is. `model`: "" for any model."""
     if not path.is_file():
         return "is missing"
     try:

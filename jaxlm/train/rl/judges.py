@@ -1,4 +1,4 @@
-"""What the child process does: generates questions, judges answers, calls the user's function. Imports no JAX.
+"""The program of a child process: it generates questions, judges answers, calls the user's function. Imports no JAX.
 
 Packages of the extra `rl` are imported when a task needs them.
 """
@@ -38,7 +38,7 @@ EVALUATED = {
 }
 _MOST = 4096  # bytes of a result
 _PIPE = 3  # the file descriptor of the result in a fork
-_WAIT_S = 5.0  # for a call that takes milliseconds
+_WAIT_S = 5.0  # the time limit of a fork's call, which usually takes milliseconds
 _MEMORY = 1 << 30  # bytes of address space that a fork may add to this process's
 # What an evaluated answer may use of Python, besides the names of sympy.
 _PYTHON = {"abs", "float", "int", "join", "len", "list", "max", "min", "pow", "range", "round", "split", "str", "sum"}
@@ -180,7 +180,7 @@ class Judge:
         self._format: re.Pattern | None = None
 
     def load(self, tasks: Sequence[tuple[str, str, Options]], function: str, form: str, apart: bool = False) -> None:
-        """Imports what is needed, and checks it. Raises Refused if something is missing, or can't be confined here.
+        """Imports and checks packages and function. Raises Refused if one is missing, or a task can't be confined here.
 
         Args:
           tasks: (kind, name, options) of each; kind: "reasoning_gym" or "gsm8k".
@@ -368,7 +368,7 @@ def _import(module: str, package: str, task: str):
 
 
 def _equal(truth: str, said: str) -> float:
-    """1.0 if math-verify says that the last number or formula of an answer equals the true one."""
+    """Returns 1.0 if an answer is `truth`, or its last number or formula equals it and is not one of several; else 0.0."""
     if said == truth:
         return 1.0
     verify, said = importlib.import_module("math_verify").verify, said[-_READ:]
@@ -398,7 +398,7 @@ def _parsed(text: str) -> list:
 
 
 def _found(name: str) -> Callable:
-    """The function MODULE:FUNCTION. Raises Refused if it is not there, or its module can't be imported."""
+    """Returns the function MODULE:FUNCTION. Raises Refused if there is none, or the module can't be imported."""
     module_name, _, function_name = name.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -419,7 +419,7 @@ def _found(name: str) -> Callable:
 
 
 def _hint(name: str, names: Sequence[str], every: bool = True) -> str:
-    """The nearest name; if none is near, all of them, at most thirty."""
+    """Returns words that name the nearest name; if none is near and `every`, all names, at most thirty."""
     near = difflib.get_close_matches(name, list(names), n=1)
     if near:
         return f"; did you mean {near[0]}?"
@@ -429,7 +429,7 @@ def _hint(name: str, names: Sequence[str], every: bool = True) -> str:
 
 
 def _numbers(values: object, count: int) -> list[float]:
-    """What a function returned, as `count` floats. Raises Wrong."""
+    """Returns a function's result as `count` floats. Raises Wrong if it is not that many finite numbers."""
     if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__iter__"):
         raise Wrong(f"returned {_shown(values)}, not a list of numbers")
     numbers = list(itertools.islice(values, count + 1))
@@ -470,7 +470,7 @@ def one_line(error: BaseException) -> str:
 
 
 def _foreign(file: str) -> bool:
-    """True for a file of Python, of an installed package or of this folder: a line of the user's own code says more."""
+    """True if a file is Python's, an installed package's or of this folder: a line of the user's own code says more."""
     standard = sysconfig.get_paths()["stdlib"]
     return file.startswith(("<", standard, os.path.dirname(__file__))) or "site-packages" in file
 

@@ -59,7 +59,7 @@ def of_policy(config: Config, common_word: Callable[[], str], say: Say) -> list[
 
 
 def _flat(by_group: bool, first: Steps, last: Steps) -> Quoted:
-    """Tests whether all rewards are the same; with `by_group`, whether they are within each group."""
+    """Tests whether all rewards are the same; with `by_group`, also whether they are the same within each group."""
     if not last["reward_std"].any():
         same = f"all answers of {_FLAT_STEPS} steps earned the same, {last['reward'].mean():.3g}"
         return {"same": same, "mend": "look at rollouts/ and at the reward"}

@@ -1,4 +1,4 @@
-"""The parent's side of the processes that draw questions and judge answers: starts, orders, ends and replaces them."""
+"""The parent's side of the processes that draw questions and judge answers: starts them, sends orders, ends, replaces them."""
 
 import concurrent.futures
 import contextlib
@@ -12,7 +12,7 @@ from jaxlm.config import ConfigError, RunError
 from jaxlm.host.child import Child, Died
 
 OUTPUT = "reward_output.txt"  # in a run's folder: what tasks and the function print, and tracebacks
-_START_S = 180.0  # at least, for packages to be imported
+_START_S = 180.0  # the shortest time limit of a start, which imports packages
 # All that tasks get of the environment, since it may hold API keys.
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 _LARGE_PAGES = {"PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # halves the time of a fork
@@ -23,7 +23,7 @@ class Failed(Exception):
 
 
 class Processes:
-    """The processes of tasks and functions, each with its orders; a process with nothing to do is not started.
+    """The child processes for the tasks and for the function. `ask` sends each order to the process that carries it out.
 
     Attributes:
       questions: draws questions, and sees only true answers.
@@ -43,7 +43,7 @@ class Processes:
         self._used = [self.questions, self.judge] * bool(tasks) + [self.function] * bool(function or form)
 
     def start(self) -> None:
-        """Starts the processes that have something to do, in parallel. Raises ConfigError and RunError as `Process.start`."""
+        """Starts the processes that tasks, function or format need, in parallel. Raises as `Process.start`."""
         with concurrent.futures.ThreadPoolExecutor(3) as pool:
             list(pool.map(Process.start, self._used))
 
@@ -57,9 +57,9 @@ class Processes:
 
 
 class Process:
-    """Holds the child process; an order starts it if it is not running.
+    """One child process; an order starts it if it is not running.
 
-    `keys`: True to give it all of this process's environment.
+    `keys`: True to give it this process's whole environment, with any API keys.
     """
 
     def __init__(self, load: tuple, timeout_s: float, folder: pathlib.Path | None = None, keys: bool = True):
@@ -72,14 +72,14 @@ class Process:
         return self._child.pid if self._child and not self._child.ended else None
 
     def start(self) -> None:
-        """Starts the process, which imports and checks what it needs. Raises ConfigError, RunError."""
+        """Starts the process and sends its `load` order. Raises ConfigError if that is refused, RunError if it fails."""
         try:
             self._started()
         except Failed as error:
             raise RunError(f"the process that judges answers did not start: it {error}") from None
 
     def ask(self, name: str, *arguments: object, timeout_s: float | None = None) -> typing.Any:
-        """Returns what the order `name` of `judges.ORDERS` returns. Raises Failed, or ConfigError if it was refused."""
+        """Sends the order `name` of `judges.ORDERS` and returns its result. Raises Failed, or ConfigError if it was refused."""
         return _ordered(self._started(), name, arguments, timeout_s or self.timeout_s)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The prompts of a run as its data: which ones a step asks is a pure function of the seed and the number of its batch.
+"""The prompts of a run as its data: the prompts of a step are a pure function of the seed and the number of its batch.
 
 They are rows of a file, each once an epoch, or questions that a task generates without end.
 """
@@ -31,11 +31,11 @@ from jaxlm.train.rl.process import Failed, Processes
 
 _KEPT = 4  # batches in memory: the log asks for them again
 _TRIES = 64  # questions to generate for one item at most, until one fits
-_HALF = 2**31  # training takes questions below it, evaluation from it on
+_HALF = 2**31  # training takes the questions with lower numbers, evaluation those from this number on
 _AT_ONCE = 16  # questions generated in one order, so that the order ends in time
 _PROBED = 16  # questions generated to see how long they are
 _COLUMNS = ("answer", "task")  # of a task's questions
-_TRUTH = "####"  # of GSM8K: what follows it is the final answer
+_TRUTH = "####"  # GSM8K's mark before the final answer
 _ONE_IN = 8  # one question in this many is for evaluation
 KINDS = ("reasoning_gym", "gsm8k")
 _COMMA = re.compile(r",(?![^\[(]*[\])])")  # not between the brackets of a value
@@ -84,7 +84,7 @@ class Item:
 
     Attributes:
       place: its file and line, "gsm8k.jsonl:12", or its task and the question's number, "reasoning_gym:chain_sum 17".
-      judge: (the task's index in `reward.tasks`, the question's number or, of gsm8k, true answer); None without a task.
+      judge: (the task's index in `reward.tasks`, the question's number, or for gsm8k the true answer); None without a task.
     """
 
     messages: Messages
@@ -126,7 +126,7 @@ class Rows:
         return list(self.val[:count])
 
     def passes(self, draws: int) -> float:
-        """Returns how many epochs `draws` prompts are; 0 if the prompts are endless."""
+        """Returns how many epochs `draws` prompts are."""
         return draws / len(self.train)
 
 
@@ -136,7 +136,7 @@ def _order(seed: int, number: int, size: int) -> np.ndarray:
 
 
 class Reader(typing.NamedTuple):
-    """How files become `Rows`.
+    """Reads files as `Rows`.
 
     Attributes:
       val_fraction: the share of prompts to hold out, by a hash of the prompt.
@@ -194,7 +194,7 @@ class Reader(typing.NamedTuple):
         return items
 
     def _rendered(self, prompt: examples.Asked) -> str | None:
-        """A prompt as text; None if the template refuses it. Notes that, and keys that the template does not write."""
+        """Returns a prompt as text; None if the template refuses it. Notes refusals, and keys that the template leaves out."""
         example = examples.Chat(prompt.messages, prompt.place, tools=prompt.tools)
         if example.keys:
             for key in encoded.unwritten(chat.Writer(self.tokenizer), example, self.notes.ignore):
@@ -214,7 +214,7 @@ class Reader(typing.NamedTuple):
 
 
 def _question(row: Row) -> tuple[Messages, dict[str, str]]:
-    """The prompt and true answer of a GSM8K record: `question`, and what follows #### at the end of `answer`."""
+    """Returns (messages, columns) of a GSM8K record; the column `answer` is the text behind #### at the end of its `answer`."""
     question, answer = row.get("question"), row.get("answer")
     if not isinstance(question, str) or not isinstance(answer, str):
         raise Unfit("gsm8k needs a question and an answer, both texts")
@@ -232,7 +232,7 @@ def _sha256(items: Iterable[Item]) -> str:
 
 
 class Made:
-    """Questions of a task of reasoning-gym, with the methods of `Rows`. Raises ConfigError (no question fits), RunError.
+    """Questions of a reasoning-gym task, with the methods of `Rows`. Raises ConfigError if none fits, RunError if none is made.
 
     Draw n may take the task's questions 64 n to 64 n + 63, counted from a start that depends on the seed. It takes the first
     that fits and is not for evaluation: by a hash of the text, one question in eight is for evaluation only. So no held-out
@@ -280,7 +280,7 @@ class Made:
         return 0.0
 
     def _first(self, own: Sequence[int], fits: Callable[[Item], bool]) -> list[Item | None]:
-        """For each draw the first of its 64 questions, numbered from `own` on, that `fits`; None if no question does."""
+        """Returns for each draw the first of its 64 questions, numbered from `own` on, that `fits`; None if none does."""
         chosen: list[Item | None] = [None] * len(own)
         for again in range(_TRIES):
             missing = [i for i, item in enumerate(chosen) if item is None]
@@ -293,7 +293,7 @@ class Made:
         return chosen
 
     def _questions(self, numbers: Sequence[int]) -> list[Item | str | None]:
-        """The questions of these numbers; None for a question that is too long, a text for a failure."""
+        """Returns the questions of these numbers; None for a question that is too long, a text for a failure."""
         questions = []
         for first in range(0, len(numbers), _AT_ONCE):
             part = numbers[first : first + _AT_ONCE]
@@ -327,10 +327,10 @@ Source = Rows | Made
 
 @dataclasses.dataclass(frozen=True)
 class Prompts(Order):
-    """What a run asks, and in which order. Draws from several sources in turn.
+    """The prompts of a run in their order, drawn from several sources in turn.
 
     Attributes:
-      room: the most tokens that a prompt has.
+      count, room: the number of prompts of a batch; the most tokens of a prompt.
     """
 
     data: Texts
@@ -344,7 +344,7 @@ class Prompts(Order):
         return {"data": self.data.sha256, "seed": str(self.seed), "prompts": str(self.count)}
 
     def made(self, number: int, rows: None) -> list[Item]:
-        """See `Order`: all prompts of a batch. Raises RunError if a task can't make them."""
+        """Returns all prompts of a batch (see `Order`). Raises RunError if a task can't make them."""
         del rows
         draws = range(number * self.count, (number + 1) * self.count)
         kinds, items = len(self.sources), {}
@@ -356,7 +356,7 @@ class Prompts(Order):
 
     @functools.cached_property
     def _asked(self) -> Callable[[int], list[Item]]:
-        """Draws a batch, with a cache of the newest. Nothing is read ahead: the process carries out one order at a time."""
+        """Returns a function that draws a batch, caches the newest, and draws none ahead: the process does one order a time."""
         return functools.lru_cache(_KEPT)(loader.dataset(self).__getitem__)
 
     def step(self, step: int) -> list[Item]:
@@ -382,7 +382,7 @@ def room(config: Config) -> int:
 
 
 def make(config: Config, tokenizer: Coder, process: Processes, say: Say) -> Prompts:
-    """Reads the prompts of `data.path`, or opens those of `reward.tasks`. Raises ConfigError; RunError if a task makes none."""
+    """Returns the prompts of `reward.tasks`, or without tasks of `data.path`. Raises ConfigError; RunError if a task fails."""
     d, r = config.data, config.reward
     held_out = (d.val_fraction, config.examples.val_path)
     notes = Notes(config.examples.ignore)

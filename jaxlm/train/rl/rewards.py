@@ -35,7 +35,7 @@ from jaxlm.train.rl import judges
 from jaxlm.train.rl.process import OUTPUT, Failed, Processes
 from jaxlm.train.rl.prompts import Item, parse_tasks
 
-_LOST = 8  # answers of a call on which a task may hang or die
+_LOST = 8  # the most answers of one call on which a task may hang or die
 _ALONE_S = 5.0  # for a task to judge one answer; usually milliseconds
 _CANDIDATES = 32  # true answers that are tried as the constant one
 _ROWS = 8  # scored by a reward model at one time
@@ -47,7 +47,8 @@ Model = Callable[[Sequence[Chat]], np.ndarray]  # chats that end with an answer 
 def make(config: RewardConfig, folder: pathlib.Path | None = None) -> Processes:
     """Returns the processes of tasks, function and format, started, so that missing packages are seen at once.
 
-    Raises ConfigError if something is missing, or a task runs answers as code without consent or confinement; RunError.
+    Raises ConfigError if a task, function or package is missing, or a task runs answers as code without consent or
+    confinement; RunError if a process does not start.
     """
     specs = parse_tasks(config.tasks)
     evaluating = [spec.text for spec in specs if spec.kind == "reasoning_gym" and spec.name in judges.EVALUATED]
@@ -92,10 +93,10 @@ class Rewarder:
         return total.astype(np.float32), parts
 
     def exact(self, items: Sequence[Item], answers: Sequence[str], order: str = "exact") -> np.ndarray:
-        """Returns 1 for each answer that its task judges right, else 0, float32[N]. Raises RunError if a task hangs on many.
+        """Returns 1 for each answer that its task judges right, else 0, float32[N]. Raises RunError if tasks hang on many.
 
-        `order`: "exact_truth" if the answers are true answers of the tasks, which need no fork. An answer that a task can't
-        judge is wrong: some tasks raise on unexpected answers, or take for ever. The first one of each task is reported.
+        `order`: "exact_truth" if the answers are true answers of the tasks, which need no fork. An answer that its task can't
+        judge gets 0: some tasks raise on unexpected answers, or take for ever. Each task's first such answer is reported.
         """
         ask = functools.partial(self._exact, order)
         return self._each("reward.tasks", ask, items, answers, lambda item: self._kinds[item.judge[0]])
@@ -122,7 +123,7 @@ class Rewarder:
         return self._process.ask("format", list(answers))
 
     def _together(self, what: str, ask: Callable, items: Sequence[Item], answers: Sequence[str]) -> np.ndarray:
-        """The rewards by `ask` of all answers together, which it may compare. If it fails, it is tried once more."""
+        """Returns the rewards of all answers by one call of `ask`, which may compare them. A failed call is tried once more."""
         for last in (False, True):
             try:
                 return np.asarray(ask(items, answers), np.float32)
@@ -145,7 +146,7 @@ class Rewarder:
     def _each(
         self, what: str, ask: Callable, items: Sequence[Item], answers: Sequence[str], judge: Callable[[Item], str]
     ) -> np.ndarray:
-        """The rewards by `ask`, each of one answer. If the call fails, a call for each; a few may fail, and get 0."""
+        """Returns the rewards by `ask`, each of one answer. If the call fails, it asks for each: _LOST may fail, and get 0."""
         try:
             return np.asarray(ask(items, answers), np.float32)
         except Failed:
@@ -184,7 +185,7 @@ def _where(item: Item, answer: str) -> str:
 
 
 class Scorer:
-    """Scores chats by a reward model, at the token that ends the answer. Raises ConfigError without such a head or a template.
+    """Scores chats by a reward model, at the token that ends the answer. Raises ConfigError without a head or chat template.
 
     Args:
       tokens: how long a chat may be; a longer chat loses its oldest tokens.
@@ -232,7 +233,7 @@ class Scorer:
         return jax.device_put(batch, sharding.replicated(self._mesh))
 
     def _ids(self, messages: Chat) -> list[int]:
-        """The ids of a chat up to the token that ends its last message."""
+        """Returns the ids of a chat up to the token that ends its last message; a long chat loses its oldest tokens."""
         text, spans, *_ = self._writer.written(messages, None, last=True)
         ids = conversation(self._tokenizer, text[: spans[-1].behind] if spans else text)
         over = len(ids) - self._room

@@ -43,7 +43,7 @@ _EVALUATION = 2**31  # evaluations use other seeds than all steps
 
 
 class Answer(typing.NamedTuple):
-    """The policy's answer to one prompt; `logp`: the decode engine's, in nats; `ended`: not cut off."""
+    """The policy's answer to one prompt; `logp`: log p of each token by the decode engine; `ended`: True if not cut off."""
 
     ids: list[int]
     logp: np.ndarray
@@ -105,9 +105,9 @@ class Rollouts:
         return {name: judged[name] for name in self.parts.batch()}
 
     def evaluate(self, variables: Variables) -> dict[str, float]:
-        """Returns `val/reward`, `val/ended`, `val/answer_tokens` and the reward's parts, means over held-out prompts.
+        """Returns the means, over held-out prompts, of `val/reward`, `val/ended`, `val/answer_tokens` and the reward's parts.
 
-        Prompts and draws are the same each time: an answer to each of the first `eval.max_examples`, at temperature 1.
+        Prompts and draws are the same each time: an answer to each of the first `eval.max_prompts` (0: all), at temperature 1.
         """
         items = self.prompts.held_out(self.parts.config.eval.max_prompts or _ALL)
         answers = self._answers(variables, items, _EVALUATION)
@@ -123,7 +123,7 @@ class Rollouts:
         self.rewarder.close()
 
     def _answers(self, variables: Variables, items: Sequence[Item], number: int) -> list[Answer]:
-        """One answer to each item, drawn with seeds derived from the run's seed and `number`."""
+        """Returns one answer to each item, drawn with seeds derived from the run's seed and `number`."""
         parts, c = self.parts, self.parts.config
         heads = parts.objective.heads
         speaking = {name: part for name, part in variables.items() if name not in heads}
@@ -143,7 +143,7 @@ class Rollouts:
         return Answer(ids, logp, text, ids[-1] in self._stops)
 
     def _rewards(self, items: Sequence[Item], answers: Sequence[Answer]) -> tuple[np.ndarray, Mapping[str, np.ndarray]]:
-        """The rewards of the answers, less a penalty on overlong ones (DAPO, arXiv:2503.14476, section 3.4)."""
+        """Returns (rewards of the answers, their parts), less a penalty on overlong answers (DAPO, arXiv:2503.14476, 3.4)."""
         rewards, parts = self.rewarder(items, [answer.text for answer in answers])
         most, soft = self.parts.config.rollout.max_new_tokens, self.parts.config.policy.overlong_tokens
         if soft:
@@ -178,7 +178,7 @@ class Rollouts:
     def _judged(
         self, frozen: Variables, params: Variables, reference: Variables | None, running: dict, batch: Batch
     ) -> Batch:
-        """The trainer's log-probabilities of the answers before the step; for PPO also values, advantages and returns."""
+        """Returns the trainer's log-probabilities of the answers before the step; for PPO also values, advantages, returns."""
         c = self.parts.config
         variables = frozen | cast(params, jnp.dtype(c.model.dtype))
         judged = policy.judge(self.parts.model, c)(variables, reference, batch)
