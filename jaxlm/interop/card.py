@@ -46,7 +46,7 @@ class Facts:
     Attributes:
       to, file: "hf", "peft" or "gguf"; the name of the GGUF file.
       step, parameters: the checkpoint's step; the model's number of parameters.
-      run: the key `run` of a report's summary (see `report.run`).
+      run: the key `run` of a report's summary (see `report.run_page`).
       phases: rows of the bill, as `train.phases` writes them.
       sources: name -> {"origin": where the source comes from, "share": of the mixture, "tokens": of the training split}.
       mixture: the mixtures in words, if the run has two (`sources` has the shares of the first); else "".
