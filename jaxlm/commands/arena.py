@@ -40,7 +40,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
             return _read(store, args)
         with address.listen(args.host, args.port) as listening:
             _answer(store, dict(zip(ids, playing, strict=False)), config, args)
-            say(f"vote at {address.url(listening)}; ctrl-C ends, and the same command goes on")
+            say(f"vote at {address.url(listening)} (ctrl-C ends, the same command goes on)")
             try:
                 page.serve(store, listening, not args.no_reveal)
             except KeyboardInterrupt:

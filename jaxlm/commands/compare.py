@@ -67,8 +67,9 @@ def _found(folder: pathlib.Path, step: str) -> str:
     if not files.is_step(step) or int(step) not in there:
         which = f" --checkpoint={step}" if files.is_step(step) else ""
         has = f"no results of step {step} in {folder}, only of {', '.join(map(str, there))}" if there else ""
-        command = f"jaxlm eval {shlex.quote(str(folder))}{which} --tasks=arc_easy,piqa"
-        raise ConfigError(f"{has or f'no benchmarks in {folder}'}: first {command}")
+        command = f"jaxlm eval {shlex.quote(str(folder))}{which}"
+        has = has or f"no results of jaxlm eval in {folder}"
+        raise ConfigError(f"{has}: first {command} --tasks=arc_easy,piqa, or --text=FILES of your own")
     return step
 
 

@@ -31,7 +31,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     listed = {name: dataclasses.replace(s, weight=weights[name]) for name, s in config.prepare.sources.items()}
     config = dataclasses.replace(config, prepare=dataclasses.replace(config.prepare, sources=listed))
     _print_counts(done, args.json)
-    _say_taken(config, done, args.preset)
+    hints = _say_taken(config, done)
     inspected = data_report.inspect(config, done)
     page = data_report.write(config, done, inspected)
     losses = removals.losses(done.manifest, inspected, config.prepare.stages["junk"]["patterns"]) + _passes(
@@ -42,27 +42,32 @@ def run(config: Config, args: argparse.Namespace) -> int:
     losses += removals.shared(pairs or [])
     for line in [*(removals.judged(drawn) if drawn else []), *losses]:
         say(line)
+    if hints or any("--config.prepare.stages" in line for line in losses):
+        another = "--out=ANOTHER" if args.preset else "another --config.data.dir"
+        more = "; --preset=docs leaves manuals, tables and code alone" if args.preset == "web" and hints else ""
+        say(f"  (such settings go with {another}, or after deleting {done.path / prepare.MANIFEST}{more})")
     kept = sum(source["kept"]["bytes"] for source in done.manifest["sources"].values())
     say(f"prepared, sha256 {done.sha256[:12]}; open {page}")
+    if not kept:
+        raise ConfigError(
+            f"prepare kept no document of any source: {done.path / 'removed'} says which stages removed them"
+        )
     say(f"done: {megabytes(kept)} of text in {done.path / 'documents'}; what was removed is in {done.path / 'removed'}")
-    if kept:
-        say(f"next: {folder.command(args, str(done.path), kept)}")
+    say(f"next: {folder.command(args, str(done.path), kept)}")
     if losses and args.strict:
         say(f"--strict: {len(losses)} {'lines' if len(losses) > 1 else 'line'} above on what was lost")
         return _STRICT
     return 0
 
 
-def _say_taken(config: Config, done: prepare.Prepared, preset: str | None) -> None:
-    """Names the stages that removed much, and the settings that would keep it."""
+def _say_taken(config: Config, done: prepare.Prepared) -> bool:
+    """Names the stages that removed much, and the settings that would keep it. Returns True if it names a setting."""
     much = removals.much(
         done.manifest, done.path, {name: source.stages for name, source in config.prepare.sources.items()}
     )
     for line in (line for took in much for line in took.lines()):
         say(line)
-    if any(took.keep for took in much):
-        more = "; --preset=docs leaves manuals, tables and code alone" if preset == "web" else ""
-        say(f"  (with another data directory, or after deleting {done.path / prepare.MANIFEST}{more})")
+    return any(took.keep for took in much)
 
 
 def _passes(config: Config, done: prepare.Prepared, by_size: bool) -> list[str]:

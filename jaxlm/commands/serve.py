@@ -74,6 +74,6 @@ def _serve(server, listening: socket.socket) -> None:
     settings = uvicorn.Config(server.app(), http=Arriving, timeout_graceful_shutdown=2, **quiet)
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # uvicorn ends, then raises the signal again
-    say(f"serving {server.name} at {address.url(listening)}; ctrl-C ends it")
+    say(f"serving {server.name} at {address.url(listening)} (ctrl-C ends it)")
     with contextlib.suppress(KeyboardInterrupt):
         uvicorn.Server(settings).run([listening])

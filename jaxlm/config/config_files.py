@@ -58,7 +58,7 @@ def find(word: str, reads_run: bool = False) -> Found:
     if path.exists() or any(glob.iglob(word)):
         return Found("documents", path)
     if reads_run and "/" in word and path.suffix != ".py" and path.parts[0] not in _CONFIG_FOLDERS:
-        raise ConfigError(f"no run in {word}: {_beside(path) or 'there is no such folder'}")
+        raise ConfigError(f"no run in {word}: {did_you_mean(path) or 'there is no such folder'}")
     raise ConfigError(f"no config file, shipped config or folder {word!r}; {_hint(word)}")
 
 
@@ -120,9 +120,10 @@ def _shipped_name(name: str) -> str:
 
 
 def _hint(name: str) -> str:
-    if "/" in name and (beside := _beside(pathlib.Path(name))):
+    if "/" in name and (beside := did_you_mean(pathlib.Path(name))):
         return beside
-    near = difflib.get_close_matches(_shipped_name(name), _all_shipped(), n=1)
+    here = [] if "/" in name else [path.name for path in pathlib.Path().glob("*")]
+    near = difflib.get_close_matches(_shipped_name(name), [*_all_shipped(), *here], n=1)
     if near:
         return f"did you mean {near[0]!r}?"
     if "/" in name:
@@ -130,8 +131,8 @@ def _hint(name: str) -> str:
     return f"shipped: {', '.join(_all_shipped())}"
 
 
-def _beside(path: pathlib.Path) -> str:
-    """A question that suggests a similar name in the same folder; "" if there is none."""
+def did_you_mean(path: pathlib.Path) -> str:
+    """Returns a question that suggests a similar name in the same folder; "" if there is none."""
     beside = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*")], n=1)
     return f"did you mean '{path.parent / beside[0]}'?" if beside else ""
 

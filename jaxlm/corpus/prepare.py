@@ -177,7 +177,7 @@ def _run(
                 if phase == "shared":
                     _gather_shared(folder)
                 if phase == "clean":
-                    _check_read(folder, plan)
+                    _check_read(folder, plan, log)
                 log(f"{phase}: {tasks} task{'s' if tasks > 1 else ''} ({time.perf_counter() - began:.1f} s)")
     finally:
         engines.close()
@@ -433,13 +433,18 @@ _SHARED = 0.2  # of a source's windows, from which on it is told
 _LEAST_WINDOWS = 20  # of a source: fewer tell nothing
 
 
-def _check_read(folder: pathlib.Path, plan: Plan) -> None:
-    """Raises ConfigError if a source gave no document at all."""
+def _check_read(folder: pathlib.Path, plan: Plan, log: Say) -> None:
+    """Tells which sources gave no document. Raises ConfigError if none did."""
+    empty = []
     for name, tally in _tallies(folder, plan, ("clean",)).items():
         if any(stage.documents_in for stage in tally.stages) or tally.documents != tally.failed.total():
             continue
         why = tally.no_field or (tally.failures[0] if tally.failures else "check its path and format")
-        raise ConfigError(f"source '{name}' gave no document; {why}")
+        empty.append(f"source '{name}' gave no document; {why}")
+    if len(empty) == len(plan.sources):
+        raise ConfigError(empty[0])
+    for line in empty:
+        log(line)
 
 
 def _tallies(folder: pathlib.Path, plan: Plan, phases: Sequence[str]) -> dict[str, Tally]:

@@ -15,7 +15,7 @@ from scipy import stats
 
 from jaxlm.config import ConfigError
 from jaxlm.eval.results import TaskResult, has
-from jaxlm.report.benchmarks import BITS, accuracy, title
+from jaxlm.report.benchmarks import BITS, TASKS, accuracy, title
 
 LEVEL = 0.05  # below this p-value two models differ
 _DRAWS, _CHUNK = 4999, 2_000_000  # random draws of a test; numbers in memory at a time
@@ -237,10 +237,11 @@ def words(comparisons: Sequence[Comparison], a: str, b: str) -> list[str]:
 def _clause(one: Comparison, a: str, b: str) -> str:
     p = f"(p {probability(one.adjusted)})"
     if one.metric == BITS:
+        bits = f"bits per byte {'of the answers' if one.task in TASKS else 'on ' + title(one.task)}"
         if not one.apart:
-            return f"the answers' bits per byte can't be told apart: {_short(one.a)} and {_short(one.b)} {p}"
-        moved = "fell" if one.difference < 0 else "rose"
-        return f"the answers' bits per byte {moved} by {_short(abs(one.difference))} {p}"
+            return f"{bits} can't be told apart: {_short(one.a)} and {_short(one.b)} {p}"
+        moved = "lower" if one.difference < 0 else "higher"
+        return f"{bits} are {_short(abs(one.difference))} {moved} for {b} {p}"
     on = "by the votes" if one.task == "votes" else f"on {title(one.task)}"
     if not one.apart:
         return f"{a} and {b} can't be told apart {on} {p}"

@@ -31,14 +31,14 @@ def show(findings: Sequence[Finding], patterns: Sequence[str], level: str) -> No
     if not junk:
         say("nothing looks like junk")
         return
-    print("To remove the junk, put these lines into the config:\n")
+    print('To remove the junk, put these lines into the config, name "junk" among its stages, and prepare')
+    print("into another folder; for a folder of documents prepare.stages.junk.patterns is a flag:\n")
     print("c.prepare.stages.junk.patterns = (")
     for pattern in dict.fromkeys((*patterns, *(finding.pattern for finding in junk))):
         pieces = [repr(pattern[i : i + _PIECE]) for i in range(0, len(pattern), _PIECE)]
         print("    " + "\n    ".join(pieces) + ",")
     print(")")
-    print("c.prepare.stages.junk.level = " + repr(level) + "  # what goes: match (alone) | line | document\n")
-    say('next: put these lines into the config, name "junk" among the stages, and run jaxlm prepare again')
+    print("c.prepare.stages.junk.level = " + repr(level) + "  # what goes: match (alone) | line | document")
 
 
 def _short(finding: Finding) -> dict[str, str]:

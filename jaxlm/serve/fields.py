@@ -73,6 +73,15 @@ class Fields:
         self._known.add(name)
         return self._left.pop(name, None)
 
+    def required(self, name: str, what: str) -> typing.Any:
+        """Returns the value of a key. Raises Refused if it is missing, with the key that may be a misspelling of it."""
+        value = self.any(name)
+        if value is None:
+            near = difflib.get_close_matches(name, self._left, n=1)
+            hint = f"; {shown(near[0])} is no key" if near else ""
+            raise Refused(f"{name} is missing: {what}{hint}", param=name)
+        return value
+
     def ignore(self, names: Collection[str]) -> None:
         for name in names:
             self.any(name)

@@ -80,7 +80,7 @@ class Reader:
     def completion(self, body: Mapping[str, typing.Any]) -> Request:
         """Returns the request of a body of /v1/completions. Raises Refused for a wrong key or value."""
         fields = Fields(body)
-        texts = _prompts(fields.any("prompt"))
+        texts = _prompts(fields.required("prompt", "the text to continue"))
         echo = fields.take("echo", bool, False)
         logprobs = fields.number("logprobs", int, None, 0, MOST_TOP)
         limit = fields.number("max_tokens", int, None, 0)
@@ -96,7 +96,7 @@ class Reader:
     def chat(self, body: Mapping[str, typing.Any]) -> Request:
         """Returns the request of a body of /v1/chat/completions. Raises Refused for a wrong key or value."""
         fields = Fields(body)
-        messages = _messages(fields.any("messages"))
+        messages = _messages(fields.required("messages", "a list of messages, at least one"))
         top = fields.number("top_logprobs", int, None, 0, MOST_TOP)
         logprobs = (top or 0) if fields.take("logprobs", bool, False) else None
         if top is not None and logprobs is None:
@@ -278,8 +278,6 @@ def _too_long(message: str) -> Refused:
 
 
 def _prompts(value: typing.Any) -> list[str | list[int]]:
-    if value is None:
-        raise Refused("prompt is missing: the text to continue", param="prompt")
     if isinstance(value, str) or (value and _is_ids(value)):
         return [value]
     if isinstance(value, list) and value and (all(isinstance(p, str) for p in value) or all(map(_is_ids, value))):

@@ -107,7 +107,7 @@ def test_web_limits_take_manuals_and_what_keeps_them_is_named(here, capsys):
     words = ["manual", "--preset=web", *QUICK]
     for attempt in range(6):  # behind a limit that is gone, the next one may take the page
         code, _, err = prepare(capsys, *words, f"--out=try{attempt}")
-        assert code == 0, err
+        assert code == (0 if any(left(here / f"try{attempt}").values()) else 2), err
         keep = [line.partition(": ")[2] for line in err if "to keep them" in line]
         assert ("arrays.html" in left(here / f"try{attempt}")["html"]) or keep
         if not keep:

@@ -52,7 +52,7 @@ def serving(run, *flags: str):
 
 def test_it_serves_until_ctrl_c_also_with_streams_open(run, capsys):
     with serving(run, "--rows=2") as (process, url):
-        assert process.said[-1] == f"serving {run.name} at {url}; ctrl-C ends it\n"
+        assert process.said[-1] == f"serving {run.name} at {url} (ctrl-C ends it)\n"
         assert httpx.get(f"{url}/v1/models").json()["data"][0]["max_model_len"] == 64
         assert httpx.get(url, headers={"Host": "example.org"}).status_code == 403
         answer = httpx.post(f"{url}/v1/completions", json={"prompt": "one two", "max_tokens": 5}, timeout=60)

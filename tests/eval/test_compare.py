@@ -100,7 +100,7 @@ def test_the_words():
     accs, bits = random.integers(0, 2, 500), random.gamma(2.0, size=500)
     found = compare.benchmarks({"arc_easy": result(accs, bits)}, {"arc_easy": result(accs, bits - 0.021)})
     assert compare.words(found, "A", "B") == [
-        "A and B can't be told apart on ARC-Easy (p = 1); the answers' bits per byte fell by .021 (p < .001)",
+        "A and B can't be told apart on ARC-Easy (p = 1); bits per byte of the answers are .021 lower for B (p < .001)",
         "p-values are corrected for the number of comparisons (Holm), scores and bits per byte apart: 1 and 1",
     ]
     assert [one.better for one in found] == ["", "b"]

@@ -206,7 +206,7 @@ def test_nothing_is_compiled_once_it_is_warm():
     programs = (ring.empty, ring.step, ring.read_chunk, ring.keep, ring.paste, ring.insert, ring.resized, ring.cache)
     lines: list[str] = []
     one.warm(lines.append)
-    assert lines == ["compiling for 16 slots", "compiling for 32 slots"]
+    assert lines == ["for 16 slots", "for 32 slots"]
     before = [program._cache_size() for program in programs]
     for _ in range(2):  # the second finds prefixes
         for ids in ([5], list(range(20))):

@@ -210,6 +210,7 @@ TALK = {"messages": [{"role": "user", "content": "x"}]}
         ("completions", FINE | {"best_of": 3}, "best_of", "not supported"),
         ("completions", FINE | {"response_format": {"type": "xml"}}, "response_format", "json_schema"),
         ("chat/completions", {}, "messages", "at least one"),
+        ("completions", {"promt": "x"}, "prompt", "prompt is missing: the text to continue; 'promt' is no key"),
         ("chat/completions", {"messages": [3]}, "messages[0]", "role and content"),
         ("chat/completions", {"messages": [{"role": "user"}]}, "messages[0]", "must be a string"),
         ("chat/completions", {"messages": [{"role": "robot", "content": "x"}]}, "messages", "refuses"),

@@ -230,4 +230,6 @@ def no_field(url: str, key: str, fields: Iterable[str]) -> str:
     """Returns the message that a file has no text in the field `key`, with the fields that it has."""
     shown = sorted(fields)
     more = f" and {len(shown) - _SHOWN_FIELDS} more" if len(shown) > _SHOWN_FIELDS else ""
-    return f"{url} has no text in field '{key}'; its fields are {', '.join(shown[:_SHOWN_FIELDS])}{more}: set text_key"
+    flags = "--config.prepare.sources.SOURCE.text_key=FIELD, or --config.data.text_key=FIELD for data.path"
+    listed = ", ".join(shown[:_SHOWN_FIELDS]) + more
+    return f"{url} has no text in field '{key}'; its fields are {listed}: set text_key ({flags})"

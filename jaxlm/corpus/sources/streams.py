@@ -17,7 +17,7 @@ from jaxlm.corpus.sources.base import Part
 
 CHUNK_BYTES = 1 << 18
 _OUTPUT_BYTES = 1 << 22  # decompressed at a time: a few kB of input may hold gigabytes
-TOO_LARGE = f"record over {base.MAX_RECORD_BYTES >> 20} MiB"
+TOO_LARGE = f"record over {base.MAX_RECORD_BYTES >> 20} MiB: split it"
 
 
 class _Gzip:

@@ -3,7 +3,7 @@
 import pathlib
 from collections.abc import Iterator
 
-from jaxlm.config import Config, ConfigError, DataConfig, PrepareConfig, final_weights
+from jaxlm.config import Config, ConfigError, DataConfig, PrepareConfig, config_files, final_weights
 from jaxlm.corpus import documents
 from jaxlm.corpus.sources.base import SourceStats
 from jaxlm.data.batches.rows import Rows
@@ -50,7 +50,9 @@ def make_data(data: DataConfig, prepare: PrepareConfig, engine: str, vocab_size:
     Reads the `data.sources` with a path, or else the documents of `jaxlm prepare`, which it first makes if missing. Raises
     ConfigError if a source does not exist, or another recipe made the data.
     """
-    d = data
+    d, root = data, pathlib.Path(data.dir)
+    if not root.exists() and (near := config_files.did_you_mean(root)):
+        say(f"{root} does not exist: it is made now, of this config's sources; {near}")
     if any(source.path for source in d.sources.values()):
         sources = [build.Source(name, s.path, s.weight, d.text_key) for name, s in d.sources.items()]
         read, extra = None, {}

@@ -16,14 +16,14 @@ import json
 import os
 import pathlib
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from array_record.python import array_record_data_source, array_record_module
 
-from jaxlm.config import ConfigError
+from jaxlm.config import ConfigError, RunError
 from jaxlm.corpus.documents import TableWriter
 from jaxlm.data.shards import manifest as manifests
 from jaxlm.data.shards.manifest import MANIFEST, SPLITS
@@ -85,16 +85,29 @@ class StreamWriter:
             self._tmp = self._folder / f"{len(self._shards):05d}.array_record.tmp"
             self._writer = array_record_module.ArrayRecordWriter(str(self._tmp), WRITER_OPTIONS)
             self._in_shard, self._shard_tokens = 0, 0
-        self._writer.write(block.tobytes())
+        with self._told():
+            self._writer.write(block.tobytes())
         self._in_shard += 1
         self._shard_tokens += len(block)
         if self._in_shard == self._shard_blocks:
             self._close_shard()
 
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Raises RunError for what ArrayRecord raises where a file can't be written: a RuntimeError without an errno."""
+        try:
+            yield
+        except RuntimeError as error:
+            why = str(error).partition(";")[0].removeprefix("write() failed: ")
+            raise RunError(
+                f"{self._tmp} can't be written ({why}): mend that, mostly by more room, and run the same command again"
+            ) from None
+
     def _close_shard(self) -> None:
         if self._writer is None:
             return
-        self._writer.close()
+        with self._told():
+            self._writer.close()
         path = self._tmp.with_suffix("")
         files.settle(self._tmp, path)
         first = sum(shard["tokens"] for shard in self._shards)

@@ -292,7 +292,7 @@ class Engine:
         """Compiles all programs for all lengths; no row may be live. `tell` gets a line for each length."""
         idle_B = np.zeros(self.rows, bool)
         for length in self.lengths:
-            tell(f"compiling for {length:,} slots")
+            tell(f"for {length:,} slots")
             self.resize(length)
             for shorter in self.lengths[: self.lengths.index(length) + 1]:
                 self.insert(Prefill([[0]], ring.cache(self.model, 1, shorter)), [Entry(0, Settings())])

@@ -70,7 +70,7 @@ class Checkpointer:
         self.failing, self.abandoned, self.left_behind, self.verify_s = "", False, False, 0.0
         self._saving: Saving | None = None
         self._longest_s, self._partial = 0.0, set()  # of all saves; the steps of those that failed
-        self._owed, self._retry_at = False, 0.0
+        self._owed, self._retry_at, self._ending = False, 0.0, False
         self._safe_since = time.monotonic()  # when the save of the newest whole checkpoint began
         self._deleting: list[threading.Thread] = []
         self._aside, self._prepared = [], False  # folders of checkpoints that did not read back
@@ -140,6 +140,7 @@ class Checkpointer:
 
     def save_last(self, step: int, state: TrainState, meta_of_run: dict) -> str:
         """Saves the state after `step`, at the end of a run, and waits for it. Tries twice. Returns "" or why not."""
+        self._ending = True
         for _ in range(2):
             begun = self.save(state, meta_of_run)
             self.wait()
@@ -247,7 +248,7 @@ class Checkpointer:
             cant = "verified" if saving.written else "saved"
             self.failing = f"checkpoint {saving.step} can't be {cant}: {saving.failed}"
         stays = f"step {max(self._steps)} stays" if self._steps else "no checkpoint is whole yet"
-        say(f"{self.failing}; training goes on, {stays}")
+        say(f"{self.failing}; {'it is tried again' if self._ending else 'training goes on'}, {stays}")
         if jax.process_index():
             return
         if saving.differs:

@@ -173,7 +173,8 @@ def test_a_file_without_the_field_costs_itself_alone(tmp_path):
         f"{i}: no text in field 'text'" for i in ("b.jsonl:1", "b.jsonl:2", "c.parquet:0", "d.parquet:0")
     ]
     assert (
-        stats.no_field == f"{tmp_path}/b.jsonl has no text in field 'text'; its fields are error, status: set text_key"
+        stats.no_field == f"{tmp_path}/b.jsonl has no text in field 'text'; its fields are error, status: set text_key "
+        "(--config.prepare.sources.SOURCE.text_key=FIELD, or --config.data.text_key=FIELD for data.path)"
     )
     (tmp_path / "a.jsonl").unlink()
     with pytest.raises(

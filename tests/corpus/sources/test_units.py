@@ -90,6 +90,22 @@ def test_a_bad_byte_in_parquet_costs_its_row_alone(tmp_path, read_source):
     assert sum(stats.repaired.values()) == 1
 
 
+def test_a_file_that_must_not_be_read_costs_itself_alone(tmp_path, monkeypatch, read_source):
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.txt").write_text(f"text of {name}")
+    opened = open
+
+    def refuse(url, mode):
+        if url.endswith("b.txt"):
+            raise PermissionError(13, "Permission denied", url)
+        return opened(url, mode)
+
+    monkeypatch.setattr("jaxlm.corpus.sources.streams.open_file", lambda url: refuse(url, "rb"))
+    documents, stats = read_source(str(tmp_path))
+    assert [document.id for document in documents] == ["a.txt", "c.txt"]
+    assert stats.skipped == {"no permission to read it": 1}
+
+
 def test_small_files_share_a_unit_and_large_ones_are_cut(tmp_path, spec):
     for i in range(10):
         (tmp_path / f"{i}.txt").write_text("x" * 100)
@@ -282,5 +298,5 @@ def test_a_small_file_of_much_data_takes_bounded_memory(tmp_path, monkeypatch, r
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert [d.id for d in documents] == [f"x.jsonl{suffix}:{line}" for line in (1, 3, 4)]
-    assert stats.skipped == {"record over 16 MiB": 1}
+    assert stats.skipped == {"record over 16 MiB: split it": 1}
     assert peak < 32 << 20

@@ -91,7 +91,7 @@ def test_a_body_that_decodes_beyond_the_limit_is_left_out(write, read_source, mo
     documents, stats = read_source(write([*zipped, record(3)]))
     assert sites(documents) == [0, 3]
     assert documents[0].text == bodies[0]
-    assert stats.skipped == {"record over 16 MiB": 2}
+    assert stats.skipped == {"record over 16 MiB: split it": 2}
 
 
 def test_charset_and_encodings_of_http(write, read_source):

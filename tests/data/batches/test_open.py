@@ -237,6 +237,15 @@ def refused(name: str, *overrides: str) -> str:
     return str(error.value)
 
 
+def test_a_folder_that_does_not_exist_beside_one_of_nearly_its_name_is_told(corpus, tmp_path):
+    (tmp_path / "docs").mkdir()
+    said = []
+    make(resolve(tmp_path / "dcos", f"data.path={corpus.folder / 'code.jsonl'}"), said.append)
+    assert said[0].endswith(
+        f"dcos does not exist: it is made now, of this config's sources; did you mean '{tmp_path}/docs'?"
+    )
+
+
 def test_absent_data_is_refused_with_what_makes_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert refused("gpuburnout_1b") == (

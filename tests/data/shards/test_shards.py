@@ -3,6 +3,7 @@
 import hashlib
 import json
 import operator
+import pathlib
 import shutil
 import threading
 import time
@@ -183,6 +184,29 @@ def change(data, tmp_path, path, value):
         inner[last] = value
     (tmp_path / manifest.MANIFEST).write_text(json.dumps(found))
     return tmp_path
+
+
+def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
+    """ArrayRecord raises a RuntimeError without an errno."""
+    why = "write() failed: No space left on device; writing 00000.array_record.tmp; at byte 32768"
+
+    class Full:
+        def __init__(self, path, options):
+            pathlib.Path(path).write_bytes(b"")
+
+        def write(self, block):
+            pass
+
+        def close(self):
+            raise RuntimeError(why)
+
+    monkeypatch.setattr(shards.array_record_module, "ArrayRecordWriter", Full)
+    writer = shards.StreamWriter(tmp_path, "train", "a", dtype="<u2", block_tokens=4, shard_blocks=2)
+    writer.add("x", np.arange(5), 9)
+    with pytest.raises(
+        RunError, match=r"00000\.array_record\.tmp can't be written \(No space left on device\): .* run the same"
+    ):
+        writer.finish()
 
 
 def test_token_dtype():
