@@ -76,7 +76,10 @@ def decode(raw: bytes, http_charset: str, doc_id: str, stats: SourceStats) -> st
             stats.repair(base.NOT_UTF8, doc_id)
             return text
         name = None
-    text = encoding.bytes_to_str(raw, name or encoding.detect_encoding(raw), errors="replace", fallback_encodings=())
+    charset = name or encoding.detect_encoding(raw)
+    text = encoding.bytes_to_str(raw, charset, errors="replace", fallback_encodings=())
     if "\ufffd" in text:
         stats.repair(base.BAD_BYTES, doc_id)
+    elif not name:
+        stats.repair(base.READ_AS.format(charset), doc_id)
     return text
