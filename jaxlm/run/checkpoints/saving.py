@@ -30,7 +30,7 @@ class _Quiet(logging.Filter):
 _QUIET = _Quiet()
 TEMPORARY = "orbax-checkpoint-tmp"  # part of the name of a folder that Orbax has not finished
 _TIMEOUT_S = 7200  # Orbax gives up a save after this
-_ALIKE = itertools.count()  # all processes make their votes in the same order
+_ALIKE = itertools.count()  # numbers the Votes: all processes create them in the same order
 _OK = "ok"
 
 
@@ -38,7 +38,7 @@ class Votes:
     """Lets the threads of several processes, which save one checkpoint together, learn that one of them failed.
 
     Orbax's own barrier waits for a failed process until a time-out of 20 minutes. Here each process writes into the
-    coordinator's key-value store whether its part succeeded, and reads the others' votes. All create Votes at the same step.
+    coordinator's key-value store whether it succeeded, and reads the others' votes. All processes create Votes at one step.
     """
 
     def __init__(self):
@@ -183,7 +183,7 @@ def remove_partial(directory: pathlib.Path, step: int) -> None:
 
 
 def wait(saving: Saving, event: threading.Event, say: Say, stopping: Callable[[], bool], most_s: float) -> bool:
-    """Waits for an event of a save, and says what it waits for: after a minute, then every five. Returns False if it gives up.
+    """Waits up to `most_s` seconds for an event of a save; True if it came. Says so after a minute, then every five minutes.
 
     Args:
       stopping: called four times a second. Once it returns True during the wait, at most half a minute is left.
@@ -202,9 +202,9 @@ def wait(saving: Saving, event: threading.Event, say: Say, stopping: Callable[[]
 
 
 def save_weights(checkpoints: pathlib.Path, make: Callable[[], dict], config: dict) -> None:
-    """Saves parameters as the checkpoint 0, reads it back and seals it with checksums. All processes call it.
+    """Saves parameters as checkpoint 0, reads it back and writes its checksums. All processes call it.
 
-    `make` returns the parameters, which are freed before the checkpoint is read back. Raises RunError if that fails.
+    `make` returns the parameters, which are freed before they are read back. Raises RunError if a save fails or would hold NaN.
     """
     checkpoints = checkpoints.absolute()
     together(lambda: _clear(checkpoints), first_only=True)
