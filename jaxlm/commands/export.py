@@ -127,7 +127,7 @@ def _facts(config: Config, tokenizer: Coder, step: int, name: str, parameters: i
 
 
 def _sources(config: Config, step: int) -> tuple[dict[str, dict], str]:
-    """The card's facts on the data: (source -> origin, share of the first mixture, tokens; both mixtures in words, or "")."""
+    """Returns (source -> its origin, share of the first mixture and tokens, for the card; two mixtures in words, or "")."""
     try:
         data = shards.open_data(config.data.dir)
     except ConfigError:

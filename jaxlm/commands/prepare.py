@@ -54,7 +54,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 
 def _say_taken(config: Config, done: prepare.Prepared, preset: str | None) -> None:
-    """Names the stages that removed much, and the settings that would keep it."""
+    """Says which stages removed much text, and which settings would keep that text."""
     much = removals.much(
         done.manifest, done.path, {name: source.stages for name, source in config.prepare.sources.items()}
     )

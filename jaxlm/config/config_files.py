@@ -131,7 +131,7 @@ def _hint(name: str) -> str:
 
 
 def _beside(path: pathlib.Path) -> str:
-    """A question that suggests a similar name in the same folder; "" if there is none."""
+    """Returns a question that suggests a similar name in the same folder; "" if there is none."""
     beside = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*")], n=1)
     return f"did you mean '{path.parent / beside[0]}'?" if beside else ""
 

@@ -111,7 +111,7 @@ def join_cluster(config: DistributedConfig) -> None:
 
 
 def _timeouts(config: DistributedConfig) -> dict[str, int]:
-    """The arguments of `jax.distributed.initialize`. JAX's own timeout aborts, so `_waiting` must come before it."""
+    """Returns arguments of `jax.distributed.initialize`. JAX's own time-out aborts, so `_waiting`'s must come first."""
     start = math.ceil(config.start_timeout_s) + _ABORT_LATER_S
     return {"initialization_timeout": start, "heartbeat_timeout_seconds": math.ceil(config.heartbeat_s)}
 
@@ -227,8 +227,8 @@ def from_first(make: Callable[[], T]) -> T:
 def apply_xla_flags(wanted: tuple[str, ...]) -> None:
     """Writes `hardware.xla_flags` in front of the flags in XLA_FLAGS, which win, and sets the memory fraction.
 
-    XLA reads its flags once, when the first backend starts, and ends the process if it does not know one. Each of `wanted`
-    is NAME=VALUE, with or without leading dashes; VALUE may be empty.
+    XLA reads its flags once, when the first backend starts, and ends the process if it does not know a flag. Each of
+    `wanted` is NAME=VALUE, with or without leading dashes; VALUE may be empty.
 
     Raises ConfigError if XLA does not know a flag or can't read its value, or this process has started its devices.
     """
@@ -255,7 +255,7 @@ def _flag(text: str) -> str:
 
 
 def _check_flags(flags: str) -> None:
-    """Tries the flags in a process of its own, since XLA ends the process on a bad one."""
+    """Tries the flags in a child process, since XLA ends a process on a bad flag. Raises ConfigError."""
     env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     tried = subprocess.run(
         [sys.executable, "-c", "import jax; jax.jit(lambda: 0)()"], env=env, capture_output=True, text=True

@@ -17,7 +17,7 @@ def named_leaves(tree: typing.Any) -> list[tuple[str, typing.Any]]:
 
 
 def nested(named: typing.Iterable[tuple[str, typing.Any]]) -> dict:
-    """Returns the tree of dicts that has these (name, leaf); inverse of `named_leaves`."""
+    """Returns the tree of dicts with the leaves `named`, pairs of (name, leaf); inverse of `named_leaves`."""
     tree: dict = {}
     for name, leaf in named:
         *parents, last = name.split("/")

@@ -71,7 +71,7 @@ def load(
 
 
 class Examples(ContextSampler):
-    """Draws the few-shot examples that a question gets in a run of all questions, whichever are asked.
+    """Draws for each question the few-shot examples that it gets when all questions are asked, even if only some are asked.
 
     The harness draws for one question after another from one random generator. So a question's examples would depend on which
     questions are asked before it, and change between evaluations in training. Here `ask` names the questions. The examples

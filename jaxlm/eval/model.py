@@ -52,7 +52,7 @@ def check_run(config: Config, word: str) -> None:
 
 
 def restore(config: Config, checkpoint: str, readers: Sequence[origin.Reader] = ()) -> Restored:
-    """Restores the model in `config.workdir` from a checkpoint ("latest", "best" or a step), or from a format of a reader.
+    """Restores the model in `config.workdir` from a checkpoint ("latest", "best" or a step), or by one of `readers`.
 
     Model settings that are "auto" get the values that suit this machine. `readers` are those of `origin.open`.
 

@@ -34,11 +34,11 @@ _PROBES = (
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """What is exported.
+    """A model or adapter to export.
 
     Attributes:
       read: leaf -> its value.
-      about: what the file MARK says of the source: the run, the step.
+      about: the run and the step, written into the file MARK.
       card: the text of README.md.
       scores: True for a reward model; `read` returns its scalar head too.
       adapted: the adapter, for "peft"; then `read` and `config` are those of its base.
