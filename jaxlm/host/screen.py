@@ -277,7 +277,7 @@ def _ascii(part: Part) -> Part:
 
 
 def _in_front(stream: typing.TextIO) -> bool:
-    """True if this process's group, or the group given to `share`, is in the terminal's foreground, or none is known."""
+    """True if this process's group, or the group given to `share`, is the terminal's foreground group, or it has none."""
     try:
         front = os.tcgetpgrp(stream.fileno())
     except (OSError, ValueError):

@@ -74,7 +74,7 @@ def stages(before: Sequence[Origin], folder: pathlib.Path) -> list[dict[str, typ
 
 
 def commands(folder: pathlib.Path, usd_per_hour: float) -> list[dict[str, typing.Any]]:
-    """Returns name, seconds and dollars of each file in `folder`, which holds a command's seconds. Raises ConfigError."""
+    """Returns a row (name, seconds, dollars) for each file in `folder`, which holds a command's seconds. Raises ConfigError."""
     if not folder.is_dir():
         what = "there is no such folder; it should have a file NAME with the seconds of each command"
         raise ConfigError(f"--took={folder}: {what}")

@@ -70,7 +70,7 @@ def ranked(steps: Iterable[int], scores: Mapping[int, float]) -> list[int]:
 
 
 def need(checkpoints: pathlib.Path, step: int, run: pathlib.Path) -> None:
-    """Writes STEP.needed: rotation never deletes the checkpoint then, since the adapter of `run` needs it as its base."""
+    """Writes STEP.needed, so that rotation never deletes the checkpoint: the adapter of `run` needs it as its base."""
     file, line = checkpoints / f"{step}.needed", f"{run.resolve()}\n"
     if not file.is_file() or line not in file.read_text("utf-8"):
         with file.open("a", encoding="utf-8") as out:
@@ -120,7 +120,7 @@ class Reserve:
         return False
 
     def make(self, most: float = math.inf) -> bool:
-        """Writes the file, at most `most` bytes, if twice its size is free. Returns True if it exists. Raises no OSError."""
+        """Writes the file, of at most `most` bytes, if it is missing and twice its size is free. Returns True if it exists."""
         self._bytes = int(min(self._bytes, most))
         if self._bytes and not self.held:
             try:
@@ -140,7 +140,7 @@ class Reserve:
 
 
 def is_full(checkpoints: pathlib.Path, seconds: float) -> bool:
-    """Tries to write as many bytes as the largest checkpoint has. True if the disk is full; False if it takes `seconds`."""
+    """True if the disk is full: a trial file of the largest checkpoint's size does not fit. False if `seconds` pass before."""
     trial = checkpoints / RESERVE
     try:
         folders = [path for path in checkpoints.iterdir() if path.is_dir()]

@@ -258,7 +258,7 @@ class Mirror:
         self._whole, self._partial = set(answer["whole"]), set(answer["partial"])
 
     def _claim(self, timeout_s: float) -> str:
-        """Makes this start own the mirror, once. Returns "" or why it can't be written. Refused if another run owns it."""
+        """Claims the mirror for this start, once. Returns "" or why it is unwritable. Raises Refused if another run owns it."""
         if self._run_id:
             return ""
         path, local = self._workdir / ".run_id", self._local_steps()

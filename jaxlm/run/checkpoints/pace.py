@@ -21,8 +21,8 @@ def minutes(stall_s: float, verify_s: float, failures_per_day: float) -> float:
     """Returns the interval in minutes that loses the least time, to saving and to work undone by failures.
 
     It is Young's and Daly's sqrt(2 * stall * mean time between failures) (Young, CACM 17(9), 1974; Daly, FGCS 22(3),
-    2006), from 1 to 120 minutes, or longer so that the stall stays under 1% and verifying under 2% of the time. Without
-    failures it is 120 minutes.
+    2006), from 1 to 120 minutes (120 without failures), or longer, so that the stall stays under 1% and verifying under 2%
+    of the time.
     """
     between_s = 86400 / failures_per_day if failures_per_day > 0 else math.inf
     best = min(MOST, math.sqrt(2 * stall_s * between_s) / 60) if stall_s > 0 else LEAST

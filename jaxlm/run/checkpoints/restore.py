@@ -83,7 +83,7 @@ def _inspect(folder: pathlib.Path, names: Collection[str]) -> tuple[dict[str, in
 
 @contextlib.contextmanager
 def _readable(folder: pathlib.Path) -> typing.Iterator[None]:
-    """Turns an OSError in its `with` block into a RunError, with several processes an UnreadableError: then all go back."""
+    """Turns an OSError in its `with` block into a RunError; with several processes into UnreadableError, so all go back."""
     try:
         yield
     except OSError as error:

@@ -204,7 +204,7 @@ def wait(saving: Saving, event: threading.Event, say: Say, stopping: Callable[[]
 def save_weights(checkpoints: pathlib.Path, make: Callable[[], dict], config: dict) -> None:
     """Saves parameters as checkpoint 0, reads it back and writes its checksums. All processes call it.
 
-    `make` returns the parameters, which are freed before they are read back. Raises RunError if a save fails or would hold NaN.
+    `make` returns the parameters, freed before the read-back. Raises RunError if a parameter is not finite or the save fails.
     """
     checkpoints = checkpoints.absolute()
     together(lambda: _clear(checkpoints), first_only=True)

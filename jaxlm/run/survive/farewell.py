@@ -49,7 +49,7 @@ class Start:
 
 
 def say_farewell(config: Config, code: int, start: Start, signalled: int | None = None) -> None:
-    """Sends a message on how the last start ended, completes the mirror, and runs `runs.on_exit`. Never raises."""
+    """Sends a message on how the last start ended. If `runs.on_exit` is set, completes the mirror and runs it. Never raises."""
     folder = pathlib.Path(config.workdir)
     ended = start.ended(folder)
     why, step = ended.get("why") or f"exit code {code}", ended.get("step")
