@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None, script: bool = False) -> int:
 
 
 def _main(argv: list[str], script: bool) -> int:
-    """Runs a command, turns errors into lines and exit codes."""
+    """Runs a command and returns its exit code; turns errors into lines and exit codes."""
     handlers = [console.LogHandler()]  # nothing that is logged stops a run
     logging.basicConfig(format="jaxlm: %(message)s", level=logging.WARNING, force=True, handlers=handlers)
     absl_logging.set_verbosity(absl_logging.FATAL)  # Orbax reports through exceptions too
@@ -295,7 +295,7 @@ def _is_something(word: str) -> bool:
 
 
 def _parse(name: str, verb: Verb, rest: list[str], workdir: str, needs_all: bool) -> argparse.Namespace:
-    """Parses the arguments other than keys of the config; required ones may be missing unless `needs_all`."""
+    """Returns the parsed arguments other than keys of the config; required options may be missing unless `needs_all`."""
     parser = _Parser(prog=f"jaxlm {name}", allow_abbrev=False, add_help=False)
     for plain, taken in (("target", not verb.others), ("other", verb.second)):
         if taken:

@@ -22,7 +22,7 @@ _SHOWN = ("tokens_per_word", "byte_fallback", "unused_pieces", "tokens_saved")
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Tokenizes the texts into `data.dir`, unless that is done. Prints what each source holds and how the tokenizer fits."""
+    """Tokenizes the texts into `data.dir`, unless that is done. Prints each source's size and how the tokenizer fits."""
     if not config.data.dir:
         raise ConfigError("no folder for the data: give --config.data.dir=DIR")
     if args.sweep:

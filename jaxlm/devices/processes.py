@@ -1,4 +1,4 @@
-"""Handles the processes of one program: starts them, prints from the first one only, and makes all fail if one fails."""
+"""Handles the processes of one program: joins them, prints from the first process only, makes all fail if one fails."""
 
 import contextlib
 import json
@@ -76,7 +76,7 @@ def working(what: str, total: float = 0, unit: str = "") -> contextlib.AbstractC
 
 
 def join_cluster(config: DistributedConfig) -> None:
-    """Calls `jax.distributed.initialize` if the program runs as several processes; does nothing for a single one.
+    """Calls `jax.distributed.initialize` if the program runs as several processes; does nothing for a single process.
 
     The program runs as several processes if `distributed.coordinator` is set, if Slurm or Open MPI started several tasks, or if
     TPU_WORKER_HOSTNAMES names several hosts. With `distributed.auto` JAX looks for any cluster that it knows (GKE, GCE
@@ -177,14 +177,14 @@ def _in_cluster() -> bool:
 def together(
     action: Callable[[], T], *, first_only: bool = False, errors: tuple[type[Exception], ...] = (ConfigError, RunError)
 ) -> T | None:
-    """Calls `action` on every process, and returns its result; None where it was not called. If one raises, all do.
+    """Calls `action` on every process, and returns its result; None where it was not called. If a process raises, all do.
 
     Without this, a process that can't read a file would leave the others waiting for it until a time-out. `action` must
     not communicate with other processes. A process without an error raises the class and message of the first that failed.
 
     Args:
       first_only: True to run it only on the first process.
-      errors: the classes of errors that the other processes may raise; the last class stands for all others.
+      errors: the classes of errors that the other processes may raise; for an error of another class they raise the last.
     """
     result, error = None, None
     try:

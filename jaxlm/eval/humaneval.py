@@ -206,7 +206,7 @@ def _try(program: str, way: _Way, seconds: float, memory_mb: float) -> Outcome:
 
 
 def _run(program: str, way: _Way, seconds: float, memory_mb: float) -> Outcome:
-    """Runs one program in its own process, and then kills the process's whole group."""
+    """Returns the outcome of one program, run in its own process; kills the process's whole group afterwards."""
     token, (read, write) = secrets.token_hex(16), os.pipe()
     order = {
         "program": program, "token": token, "fd": write, "most": _MOST, "seconds": seconds,

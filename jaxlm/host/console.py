@@ -215,7 +215,7 @@ def dollars(usd: float | None) -> str:
 
 
 def spent(usd: float) -> str:
-    """Returns dollars with three digits if below one, '$0.00324': a shrunk run costs less than a cent."""
+    """Returns dollars; amounts below $1 with three digits, '$0.00324', since a shrunk run costs less than a cent."""
     return f"${usd:.3g}" if 0 < usd < 1 else dollars(usd)
 
 

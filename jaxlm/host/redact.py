@@ -1,4 +1,4 @@
-"""Hides secrets in what is written into files or shown: tokens, passwords, webhooks."""
+"""Hides secrets (tokens, passwords, webhooks) in text and values that are written into files or shown."""
 
 import re
 import typing

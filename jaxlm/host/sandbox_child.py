@@ -1,4 +1,4 @@
-"""Limits what this process can do to the machine, then runs one program that a model wrote. See eval/humaneval.py.
+"""Restricts this process (files, network, memory, time), then runs one program that a model wrote. See eval/humaneval.py.
 
 A script for `python -I -S`, with the standard library alone. It reads the program, a token and the limits from standard input
 as JSON, and writes the token, or why the program failed, to a file descriptor. Processes that score a policy's answers

@@ -104,7 +104,7 @@ def _typed(overrides: Sequence[str]) -> set[str]:
 
 
 def _folder(config: config_dict.ConfigDict) -> pathlib.Path:
-    """Returns the origin's folder; if that is gone, the folder of the run that began with it."""
+    """Returns the origin's folder; if that is gone, the folder of this run, which began with the origin."""
     folder = files.expanded(config.origin)
     if folder.is_dir():
         config.origin = str(folder.resolve())  # absolute, so that the run resumes from any folder

@@ -1,4 +1,4 @@
-"""Reads a PEFT folder's adapter_config.json, and names in an error what is not supported. Needs no JAX."""
+"""Reads a PEFT folder's adapter_config.json, and names unsupported features in an error. Needs no JAX."""
 
 import os
 import pathlib

@@ -115,7 +115,7 @@ def _gap(clock: Clock, last: dict, start: dict) -> float:
 
 
 def _not_the_run_s(start: dict) -> bool:
-    """True if the time after a start is not the run's: the start did all its steps, or was refused before its first one."""
+    """True if the run does not pay for the time after a start: it did all its steps, or was refused before its first step."""
     ended = start.get("ended")
     if not isinstance(ended, dict):
         return False

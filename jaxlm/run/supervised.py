@@ -74,7 +74,7 @@ def _end_when_alone(parent: int) -> None:
 def stop_at_once_until_training() -> None:
     """Makes SIGTERM and SIGHUP raise KeyboardInterrupt, as ctrl-C does: before the first step there is nothing to save.
 
-    Further signals of the same request are ignored, so that the run can end. Call it when all modules are imported: an
+    Further signals of the same request are ignored, so that the run can end. Call this when all modules are imported: an
     exception inside an import may become a traceback, or be swallowed. Raises KeyboardInterrupt if a signal came while
     `interrupts` held them. A SIGHUP or ctrl-C that is ignored, as under nohup, stays ignored. `signals.StopSignal` takes
     over the signals later.

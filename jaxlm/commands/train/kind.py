@@ -60,7 +60,7 @@ class Kind:
         return make(config, mesh, self.objective, self.adapter, self.rows)
 
     def data(self, config: Config) -> Order:
-        """Opens the data; builds it first if it is missing. Called on all processes."""
+        """Returns the opened data, after building it if it is missing. Called on all processes."""
 
     def as_before(self, data: Order) -> str:
         """Returns how older versions read the same data, in words (`packed.Texts.as_before`); "" if in the same way."""

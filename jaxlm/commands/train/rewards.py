@@ -59,7 +59,7 @@ class Rewards(Chats):
         return policy.make(model, config)
 
     def data(self, config: Config) -> prompts.Prompts:
-        """Opens the prompts, and keeps the tokenizer in the run's folder. Raises ConfigError if several processes train."""
+        """Returns the prompts; writes the tokenizer into the run's folder. Raises ConfigError if several processes train."""
         if jax.process_count() > 1:
             raise ConfigError(f"{config.program} runs in one process, on all of its devices: start it once")
         tokenizer = self._tokenizer

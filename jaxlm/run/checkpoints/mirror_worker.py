@@ -4,7 +4,7 @@ Each job is answered with events, then `done` or `error`. The mirror holds:
 
 run_id.json                        the run that owns the mirror, and which start of that run writes here
 config.json, metrics.jsonl, ...    the newest logs of the run, and logs.json with their sizes and sha256
-checkpoints/<step>/                the files of the checkpoint; `workdir/` there holds the logs as they were then
+checkpoints/<step>/                the files of the checkpoint; in `workdir/`, the logs at the time of its copy
 checkpoints/<step>/manifest.json   size and sha256 of each file: written when all files were read back
 checkpoints/<step>/verified.json   written when the logs were read back too: only then the step counts
 """
@@ -51,7 +51,7 @@ class Gone(Trouble):
 
 
 class Damaged(Trouble):
-    """A copy in the mirror is not what was written."""
+    """A copy in the mirror differs from the files that were copied there."""
 
 
 class Unfinished(Damaged):
@@ -126,7 +126,7 @@ def copy(remote: Remote, job: dict, tell: Tell) -> dict:
 
 
 def write_logs(remote: Remote, job: dict, tell: Tell) -> dict:
-    """Copies the run's logs as they are now. `job`: `workdir`, `id` and `start` of the run."""
+    """Copies the run's present logs; returns {}. `job`: `workdir`, `id` and `start` of the run."""
     check_owner(remote, job)
     remote.write("logs.json", seal({"files": _write_logs(remote, pathlib.Path(job["workdir"]), "")}))
     return {}
@@ -219,7 +219,7 @@ def _check_source(folder: pathlib.Path, sums: Sums) -> None:
 
 
 def _has(remote: Remote, step: int, sums: Sums) -> bool:
-    """True if the mirror holds exactly these files of the step already."""
+    """True if the mirror has a valid copy of the step with exactly the files and sums in `sums`."""
     try:
         manifest = manifest_of(remote, step)
         return manifest["files"] == sums and not manifest.get("weights_only")

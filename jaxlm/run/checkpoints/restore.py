@@ -21,7 +21,7 @@ Reader = Callable[[str], np.ndarray]
 
 
 class UnreadableError(CorruptCheckpointError):
-    """Raised on all processes if one of several can't read a file of a checkpoint: all go back to the previous one."""
+    """Raised on all processes if one of several can't read a checkpoint's file: all go back to the previous checkpoint."""
 
 
 def restore(folder: pathlib.Path, wanted: dict[str, dict]) -> dict[str, dict]:

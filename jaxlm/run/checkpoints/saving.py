@@ -45,7 +45,7 @@ class Votes:
         self._prefix, self._stages = f"jaxlm/save/{next(_ALIKE)}", 0
 
     def barrier(self, *, key: str = "", timeout_ms: int) -> None:
-        """Tells the others that this process is here, and waits for them. Raises ToldError with a failed process's error."""
+        """Waits until all processes have reached this barrier. Raises ToldError with a failed process's error."""
         del key
         if jax.process_count() == 1:
             return

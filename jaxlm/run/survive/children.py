@@ -58,14 +58,14 @@ class Sign:
     detail: str = ""
 
     def waits_for(self) -> str:
-        """Returns what the run waits for, for the user: "a save (RUN/checkpoints/200)"."""
+        """Returns words for the user on the activity that the run waits for: "a save (RUN/checkpoints/200)"."""
         words = _WORDS.get(self.activity, f"the device, in step {self.step + 1}")
         return f"{words} ({self.detail})" if self.detail else words
 
 
 @dataclasses.dataclass
 class Watch:
-    """Learns how long each activity takes, and says when one takes too long.
+    """Learns how long each activity takes, and tells when an activity takes too long.
 
     `hang_s`: the seconds of silence that are a hang (in a start or compilation: without use of the processor); 0: learned. The
     other arguments are the time-outs of the loader, the mirror, the wait for other processes (0 without any) and a reward.

@@ -163,7 +163,7 @@ class Gce:
         self.server = f"http://{os.environ.get('GCE_METADATA_HOST', 'metadata.google.internal')}"
 
     def notice(self) -> str:
-        """Returns what the cloud says of the end of this machine; "" if it says nothing. Raises OSError."""
+        """Returns the cloud's notice that it takes this machine away; "" if there is none. Raises OSError."""
         url = f"{self.server}/computeMetadata/v1/instance/preempted"
         return "preempted" if _ask(url, headers={"Metadata-Flavor": "Google"}).upper() == "TRUE" else ""
 

@@ -187,7 +187,7 @@ class Supervisor:
                     return 4
 
     def _one_start(self, lock: typing.IO[str] | None) -> children.Death:
-        """Starts the child, watches it until it ends, and ends processes that it leaves behind."""
+        """Starts the child, watches it until it ends, ends processes that it leaves behind; returns how it ended."""
         began = time.time()
         # The child gets the config as it was read, so that an edited file changes nothing, and the lock.
         passed = {supervised.CONFIG: os.memfd_create("jaxlm-config")}
