@@ -87,7 +87,7 @@ def _asked(answered: Iterable[TaskResult], keep: Callable, name: str) -> tuple[l
 
 
 def _kept(folder: pathlib.Path, result: TaskResult, about: dict) -> tuple[str, bool]:
-    """Writes a result; returns (a line about it or "", whether it was written). If not, it is still printed."""
+    """Writes a result; returns (a line about it or "", whether it was written). An OSError becomes the line."""
     try:
         return results.add(folder, result, about), True
     except OSError as error:
