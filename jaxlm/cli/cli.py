@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None, script: bool = False) -> int:
 
 
 def _main(argv: list[str], script: bool) -> int:
-    """Runs a command, turns errors into lines and exit codes."""
+    """Runs a command and returns its exit code; turns errors into lines and exit codes."""
     handlers = [console.LogHandler()]  # nothing that is logged stops a run
     logging.basicConfig(format="jaxlm: %(message)s", level=logging.WARNING, force=True, handlers=handlers)
     absl_logging.set_verbosity(absl_logging.FATAL)  # Orbax reports through exceptions too
@@ -195,7 +195,7 @@ def _holds_run(workdir: str) -> bool:
 
 
 def _config(name: str, word: str | None, overrides: list[str]) -> config_dict.ConfigDict:
-    """The config file or the run that `word` names, else the run in config.workdir; with the overrides."""
+    """Returns the config of the file, run or model that `word` names, else of the run in `workdir`, with the overrides."""
     verb, workdir = VERBS[name], _workdir(overrides)
     named = config_files.find(word, verb.reads_run) if word and verb.models != "only" else None
     if verb.others:
@@ -224,7 +224,7 @@ def _config(name: str, word: str | None, overrides: list[str]) -> config_dict.Co
 
 
 def _settled(name: str, word: str | None, overrides: list[str], say: Callable[[str], None]) -> config_dict.ConfigDict:
-    """The config of `_config`, with the data that --config.data.dir names and the model of `origin`; says what it adds."""
+    """Returns `_config`'s config with the keys that `data.dir`'s data and the model of `origin` imply; says what it adds."""
     config, verb = _config(name, word, overrides), VERBS[name]
     named = config_files.find(word) if word and verb.models != "only" else None
     file = named.path if named and named.kind == "config" else None
@@ -240,7 +240,7 @@ def _settled(name: str, word: str | None, overrides: list[str], say: Callable[[s
 
 
 def _not_taken(name: str, word: str, named: config_files.Found) -> str:
-    """Says why a verb does not take a plain argument, and what to do instead."""
+    """Returns a line that says why a verb does not take a plain argument, and what to do instead."""
     theirs = " or of a Hugging Face model" * bool(VERBS[name].models)
     path, takes = shlex.quote(word), f"jaxlm {name} takes a config or the folder of a run{theirs}"
     if named.kind == "model":
@@ -276,7 +276,7 @@ def _split_overrides(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _help(argv: Sequence[str]) -> str:
-    """The help that is asked for: "" = none, "screen" = the verb's, else a section or key of the config."""
+    """Returns which help `argv` asks for: "" = none, "screen" = the verb's, else a section or key of the config."""
     if {"-h", "--help", "--help="} & set(argv):
         return "screen"
     return next((word.partition("=")[2] for word in argv if word.startswith("--help=")), "")
@@ -295,7 +295,7 @@ def _is_something(word: str) -> bool:
 
 
 def _parse(name: str, verb: Verb, rest: list[str], workdir: str, needs_all: bool) -> argparse.Namespace:
-    """Parses the arguments other than keys of the config; required ones may be missing unless `needs_all`."""
+    """Returns the parsed arguments other than keys of the config; required options may be missing unless `needs_all`."""
     parser = _Parser(prog=f"jaxlm {name}", allow_abbrev=False, add_help=False)
     for plain, taken in (("target", not verb.others), ("other", verb.second)):
         if taken:
@@ -320,7 +320,7 @@ def _parse(name: str, verb: Verb, rest: list[str], workdir: str, needs_all: bool
 
 
 def _short(verb: Verb, args: argparse.Namespace) -> list[str]:
-    """The overrides that the verb's short options stand for: --temperature=1 for sample.temperature=1."""
+    """Returns the overrides for the verb's short options: `sample.temperature=1` for `--temperature=1`."""
     options = {arguments["key"]: option for option, arguments in verb.options.items() if "key" in arguments}
     values = {key: getattr(args, option[2:].replace("-", "_")) for key, option in options.items()}
     return [f"{key}={value}" for key, value in values.items() if value is not None]

@@ -14,17 +14,17 @@ class Verb:
       module: the module of jaxlm.commands whose `run(config, args)` does the work and returns the exit code; None for
         the training module of the config's program (TRAINING).
       summary: one line for the help.
-      options: the flags in addition to --config: name -> arguments of `add_argument`. One with a `key` is short for
+      options: the flags in addition to --config: name -> arguments of `add_argument`. A flag with a `key` is short for
         --config.KEY.
       reads_run: True if the command works on an existing run. It then uses the run's own config, even if a config and a
         workdir are given.
       keys: the sections of the config that the command's help lists first.
-      makes: True if the command writes to `workdir` or `data.dir`; it prints this folder if the command line names none.
+      makes: True if the command writes to `workdir` or `data.dir`; the command prints a folder that it chose itself.
       resumes: what the same command does after an interruption, such as "goes on" (exit code 4); "" if it starts anew
         (exit code 1).
       rest, rest_help: the name of further plain arguments in the help, "PROMPT", and their help; stored in `args.words`.
-      others: the name of plain arguments that are no config, "CONTESTANT"; stored in `args.words`, and the config is the
-        default one.
+      others: the name of plain arguments that are no config, "CONTESTANT"; stored in `args.words`, and the config is
+        `base`, or that of --config.
       at_step: True if a run may be named as RUN@STEP; the step of the first run is stored in `args.step`.
       second: the name of a second plain argument in the help, "RUN_B"; stored in `args.other`.
       folder: the module of jaxlm.commands whose `config(args, overrides)` makes a config for a folder of documents; or "".

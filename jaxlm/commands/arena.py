@@ -51,7 +51,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 
 def _settled(player: Contestant) -> Contestant:
-    """Fixes the step of a run's checkpoint, so that a run that trains on is another contestant. Others stay as they are."""
+    """Returns a run with its checkpoint's step fixed, since a run that trains on is another contestant; others unchanged."""
     if player.kind != "run":
         return player
     if not model.is_there(player.where):

@@ -54,7 +54,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 
 def _find(config: Config, max_bytes: int) -> tuple[str, dict[str, Callable[[], Documents]]]:
-    """The kind of text, in words, and for each source a function that reads it (at most `max_bytes`; 0: all)."""
+    """Returns (the kind of text in words, source -> function that reads it); raw text up to `max_bytes` (0: all)."""
     root = pathlib.Path(config.data.dir) if config.data.dir else None
     if root and (prepared := documents.find(root)):
         what = "prepared documents"
@@ -77,7 +77,7 @@ def _limited(read: Callable[[], Documents], max_bytes: int) -> Documents:
 
 
 def _decoded(data: shards.DataDir, source: str) -> Callable[[], Documents]:
-    """A reader of both splits of a source: decodes its tokens, a million at a time."""
+    """Returns a function that reads both splits of a source: it decodes the tokens, a million at a time."""
 
     def read() -> Documents:
         tokenizer = data.tokenizer()
@@ -95,7 +95,7 @@ def _decoded(data: shards.DataDir, source: str) -> Callable[[], Documents]:
 
 
 def _raw_specs(config: Config, max_bytes: int) -> list[SourceSpec]:
-    """The sources of `data`, else of `prepare`; each limited to `max_bytes`, in parts from all over it (0: no limit)."""
+    """Returns the sources of `data`, else of `prepare`, each limited to `max_bytes` in parts spread over it (0: no limit)."""
     d = config.data
     plain = {"format": "plain", "text_key": d.text_key, "max_bytes": d.max_bytes, "tfds_dir": d.tfds_dir}
     specs = [SourceSpec(name, s.path, **plain, hub_dir=d.hub_dir) for name, s in d.sources.items() if s.path]

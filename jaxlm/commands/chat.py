@@ -49,7 +49,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 
 def _names(runs: list[tuple[str, str]]) -> list[str]:
-    """The models' names: their folders' names; if some are equal, with the steps, or with the whole paths too."""
+    """Returns the models' names: their folders' names; if two are equal, FOLDER@STEP; if still equal, PATH@STEP."""
     short = [pathlib.Path(folder).resolve().name for folder, _ in runs]
     if len({*short}) == len(short):
         return short

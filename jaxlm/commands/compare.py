@@ -50,7 +50,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 
 def _steps(words: str, one_run: bool) -> list[str]:
-    """The steps of A and of B, "latest" if not given."""
+    """Returns the steps of A and of B, "latest" if not given. Raises ConfigError if `words` are no steps."""
     steps = [word.strip() for word in words.split(",")] if words else []
     if one_run and len(steps) != 2:
         raise ConfigError("compare what? jaxlm compare RUN_A RUN_B, or two checkpoints of one run: --checkpoint=A,B")

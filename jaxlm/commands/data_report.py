@@ -71,7 +71,7 @@ def _mismatch(paths: dict[str, list[pathlib.Path]], settings: PrepareConfig) -> 
 
 
 def write(config: Config, done: prepare.Prepared, inspected: dict[str, typing.Any]) -> pathlib.Path:
-    """Writes DATA/report.html from `inspected` and all that DATA holds now, and returns the path of the report."""
+    """Writes DATA/report.html from `inspected` and the present files in DATA, and returns the path of the report."""
     root, summary = done.path, {"sources": done.manifest["sources"]}
     if config.workdir and (pathlib.Path(config.workdir) / markup.NAME).is_file():
         summary["run"] = config.workdir

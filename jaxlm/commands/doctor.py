@@ -90,7 +90,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 
 def _checkpoint_bytes(machine: typing.Any) -> int:
-    """The bytes of one checkpoint; UNKNOWN_BYTES if the plan can't say; another finding says why."""
+    """Returns the bytes of one checkpoint; UNKNOWN_BYTES if the plan fails, which another finding reports."""
     try:
         return files.within(START_S, lambda: machine.checkpoint_bytes)
     except Exception:

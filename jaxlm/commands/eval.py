@@ -87,7 +87,7 @@ def _asked(answered: Iterable[TaskResult], keep: Callable, name: str) -> tuple[l
 
 
 def _kept(folder: pathlib.Path, result: TaskResult, about: dict) -> tuple[str, bool]:
-    """Writes a result; returns (a line about it or "", whether it was written). If not, it is still printed."""
+    """Writes a result; returns (a line about it or "", whether it was written). An OSError becomes the line."""
     try:
         return results.add(folder, result, about), True
     except OSError as error:
@@ -133,7 +133,7 @@ def _show(held_out: dict[str, float], scored: Sequence[TaskResult], as_json: boo
 
 
 def _rest(row: dict) -> list[str]:
-    """Returns the cells after the value; "" for what a row lacks."""
+    """Returns the cells after the value: twice the standard error, chance, items, few-shot examples; "" if unknown."""
     spread = "" if row.get("stderr") is None else f"{2 * row['stderr']:.2g}"
     chance = "" if row.get("chance") is None else f"{row['chance']:.3g}"
     asked = console.count(row["items"]) if row.get("items") else ""

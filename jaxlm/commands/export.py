@@ -73,7 +73,7 @@ def _check_kind(config: Config, opened: origin.Origin, to: str) -> None:
 
 
 def _source(config: Config, opened: origin.Origin, to: str, dtype: str) -> tuple[export.Source, card.Base | None]:
-    """Returns (the model or adapter to export, with its card; what the card says of an adapter's base)."""
+    """Returns (the model or adapter to export, with its card; the card's facts on an adapter's base, None for a model)."""
     name, step = pathlib.Path(config.workdir).resolve().name, int(opened.provenance["step"])
     tokenizer, model, trained = coder.plain(opened.tokenizer()), opened.config.model, opened.trained()
     scores, adapted = config.program == "reward", peft.Adapted(opened.adapter, trained) if to == "peft" else None
@@ -90,7 +90,7 @@ def _source(config: Config, opened: origin.Origin, to: str, dtype: str) -> tuple
 
 
 def _base(opened: origin.Origin) -> tuple[peft.Base, card.Base]:
-    """Returns (an adapter's base, what the card says of it). Raises ConfigError if the adapter lacks rows of new ids."""
+    """Returns (an adapter's base, the card's facts on it). Raises ConfigError if the adapter lacks rows of new ids."""
     base, ids = opened.meta()["base"], opened.config.model.vocab_size
     path = pathlib.Path(base["path"])
     had = inherit.ids_of(path)
@@ -127,7 +127,7 @@ def _facts(config: Config, tokenizer: Coder, step: int, name: str, parameters: i
 
 
 def _sources(config: Config, step: int) -> tuple[dict[str, dict], str]:
-    """The card's facts on the data: (source -> origin, share of the first mixture, tokens; both mixtures in words, or "")."""
+    """Returns (source -> its origin, share of the first mixture and tokens, for the card; two mixtures in words, or "")."""
     try:
         data = shards.open_data(config.data.dir)
     except ConfigError:

@@ -75,7 +75,7 @@ def guess(seen: survey.Survey) -> str:
 
 
 def command(args: argparse.Namespace, data: str, kept_bytes: int) -> str:
-    """Returns the command after `prepare`; for a folder it trains the shipped model that fits the amount of text."""
+    """Returns the command to run after `prepare`: `tokenize`, or for a folder `train` with a model that fits `kept_bytes`."""
     if args.preset:
         model = "quickstart" if kept_bytes < 20e6 else "local_35m"
         return f"jaxlm train {model} --config.data.dir={shlex.quote(data)}"

@@ -75,7 +75,7 @@ def wanted(args: argparse.Namespace) -> Asked:
 
 
 def _numbers(option: str, text: str) -> list[float]:
-    """The numbers of an option such as "250k,500k,1M", ascending."""
+    """Returns the numbers of an option such as "250k,500k,1M", ascending. Raises ConfigError."""
     numbers = set()
     for word in filter(None, text.split(",")):
         match = re.fullmatch(r"([0-9][0-9_]*(?:\.[0-9]+)?)([kmb]?)", word.strip().lower())

@@ -90,7 +90,7 @@ def with_data(config: Config, overrides: Sequence[str] = ()) -> Config:
 
 
 def _settled(config: Config) -> Config:
-    """The config with a vocabulary and, if remat is auto, with the slowest remat."""
+    """Returns the config with its vocabulary's size set and, if remat is auto, with the slowest remat."""
     config = settle.sized(config, say)
     if config.model.remat == "auto":
         say("model.remat=auto is chosen on the device; planned here as full, the slowest that it may choose")
@@ -138,7 +138,7 @@ def disk(config: Config, checkpoint: int) -> dict[str, typing.Any]:
 
 
 def _finite(value: typing.Any) -> typing.Any:
-    """The same values with None for infinities and NaN, which JSON does not have."""
+    """Returns the same values with None for infinities and NaN, which JSON does not have."""
     if isinstance(value, dict):
         return {key: _finite(part) for key, part in value.items()}
     if isinstance(value, list):

@@ -22,7 +22,7 @@ _SHOWN = ("tokens_per_word", "byte_fallback", "unused_pieces", "tokens_saved")
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Tokenizes the texts into `data.dir`, unless that is done. Prints what each source holds and how the tokenizer fits."""
+    """Tokenizes the texts into `data.dir`, unless that is done. Prints each source's size and how the tokenizer fits."""
     if not config.data.dir:
         raise ConfigError("no folder for the data: give --config.data.dir=DIR")
     if args.sweep:
@@ -58,7 +58,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 
 def _fit(config: Config, data: shards.DataDir, wanted: str) -> dict[str, typing.Any]:
-    """The report of `tokenizer_fit`, cached in DATA/tokenizer_fit.json for the same data and reference."""
+    """Returns the report of `tokenizer_fit`, cached in DATA/tokenizer_fit.json for the same data and reference."""
     paths = [source.path for source in (config.data.sources or config.prepare.sources).values()]
     embedded = any(path.startswith("embedded:") for path in paths)
     name = "" if wanted == "none" or (wanted == EMBEDDED and embedded) else wanted
@@ -111,7 +111,7 @@ def _sweep(config: Config, wanted: str) -> list[dict[str, typing.Any]]:
 
 
 def _texts(config: Config, data: shards.DataDir | None) -> list[str]:
-    """Up to 32 MB of text, shared among sources by weight: from shards, else the sources, else prepared documents."""
+    """Returns up to 32 MB of text, shared among sources by weight: from shards, else the sources, else prepared documents."""
     d, root = config.data, pathlib.Path(config.data.dir)
     prepared = {name: files for name, files in documents.find(root).items() if files}
     paths = {name: source.path for name, source in d.sources.items() if source.path}

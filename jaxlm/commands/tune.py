@@ -97,7 +97,7 @@ def output(config: Config, args: argparse.Namespace) -> pathlib.Path:
 
 @contextlib.contextmanager
 def stopped_by_ctrl_c(runner: bench.Bench) -> Iterator[None]:
-    """In its `with` block, a first ctrl-C ends the search after the current step or compilation, a second one at once."""
+    """In its `with` block, a first ctrl-C ends the search after the current step or compilation, a second ctrl-C at once."""
 
     def on_signal(number: int, frame: types.FrameType | None) -> None:
         runner.stop.set()

@@ -1,4 +1,4 @@
-"""The parts of a line of the schema: `steps: Annotated[int, at_least(1)] = key(1000, "optimizer steps in all")`.
+"""Limits and fields for lines of the schema: `steps: Annotated[int, at_least(1)] = key(1000, "optimizer steps in all")`.
 
 `jaxlm.config.build` refuses values beyond a limit ("config.train.steps=0 must be at least 1"); the help prints the same words.
 """

@@ -1,4 +1,4 @@
-"""Makes the config of a branch: a run that starts from another run's whole state and ends it in its own folder.
+"""Makes the config of a branch: a run, in its own folder, that starts from a checkpoint of another run with its whole state.
 
 Imports no JAX, because the supervisor calls it too.
 """
@@ -29,7 +29,7 @@ def config(args: argparse.Namespace, overrides: Sequence[str]) -> config_dict.Co
     """Returns the config of the branch that a command line asks for; None without --branch.
 
     Args:
-      args: the values of OPTIONS, and the run in `config`.
+      args: the values of OPTIONS, and in `args.config` the folder of the run.
       overrides: as in `decay`.
     """
     if not args.branch:

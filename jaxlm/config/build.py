@@ -89,7 +89,7 @@ def _choice(values: Sequence[str | int]) -> Limit:
 
 
 def _problem(kind: type, value: object) -> str:
-    """The rest of a message that begins with the scalar (" must be at least 1"); "" if the scalar is allowed."""
+    """Returns the rest of a message that begins with the value (" must be at least 1"); "" if the value is allowed."""
     wanted = plain(kind)
     if wanted is object:
         return ""
@@ -127,7 +127,7 @@ def nearest_key(key: str, keys: Sequence[str]) -> str:
 
 
 def meant(key: str, keys: Sequence[str]) -> str:
-    """Returns the dotted key that was probably meant: one with the same last part, else a similar key; "" if there is none."""
+    """Returns the dotted key probably meant: a key with the same last part, else a similar key or last part; "" if none."""
     last = key.split(".")[-1]
     near = [k for k in keys if k.split(".")[-1] == last] or difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
     if not near:

@@ -139,7 +139,7 @@ def _of_final(c: Config) -> Iterator[str]:
 
 
 def final_weights(first: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
-    """Returns source -> weight in the final mixture: the first mixture, changed by `weights`.
+    """Returns source -> weight in the final mixture: the first mixture's weights, replaced by those in `weights`.
 
     Args:
       first: source -> weight in the first mixture, for all sources of the data.

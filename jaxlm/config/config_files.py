@@ -25,7 +25,7 @@ _NO_CONFIGS = ("base", "presets", "__init__")
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What an argument of the command line names.
+    """The file or folder that an argument of the command line names.
 
     Attributes:
       kind: the kind of thing: "config" is a config file, "run" a run's folder, "model" a folder with Hugging Face's

@@ -82,7 +82,7 @@ def _type_and_limits(kind: type) -> tuple[str, str]:
 
 
 def _value(config: config_dict.ConfigDict, name: str) -> object:
-    """The value of a dotted key, a section as a dict. Raises KeyError if the config has no such key."""
+    """Returns the value of a dotted key, a section as a dict. Raises KeyError if the config has no such key."""
     value = _get(config, name)
     return value.to_dict() if isinstance(value, config_dict.ConfigDict) else value
 
@@ -94,7 +94,7 @@ def _get(config: config_dict.ConfigDict, name: str) -> object:
 
 
 def overview(known: Keys, first: Sequence[str] = ()) -> list[str]:
-    """Returns lines on the top-level sections, two a line, `first` before the others, and on the keys outside them."""
+    """Returns lines on the top-level sections, two a line, those in `first` first, and a line on the keys outside sections."""
     top = [name for name in known.sections if "." not in name]
     names = [*first, *(name for name in top if name not in first)]
     cells = [f"{name:<12} {known.sections[name].partition(';')[0]}" for name in names]
@@ -131,7 +131,7 @@ def page(known: Keys, wanted: str, config: config_dict.ConfigDict) -> str:
 
 
 def _of_part(known: Keys, section: str, name: str) -> Keys:
-    """The keys and sections with an entry's `name` in place of NAME."""
+    """Returns the keys and sections with the entry's `name` in place of NAME."""
     part = f"{section}.NAME"
 
     def named(key: str) -> str:

@@ -1,4 +1,4 @@
-"""Where the phases of a run end. Imports no JAX."""
+"""Computes the first and last steps of a run's phases. Imports no JAX."""
 
 import dataclasses
 

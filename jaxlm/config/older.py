@@ -1,4 +1,4 @@
-"""The meaning of older versions' keys. Every reader of a config file, a flag, a run's config.json or a ladder asks here.
+"""Interprets older versions' keys, for all code that reads a config file, a flag, a run's config.json or a ladder.
 
 Until 26d2768 the held-out text was `eval.max_batches` batches of `eval.batch_size` rows (0 = all of the text), and `seed`,
 not `data.seed`, chose the held-out documents. Until 506c14f `jaxlm prepare` had a stage `perplexity`, and `dpo.loss` had
@@ -147,7 +147,7 @@ def _check_known(key: str, value: str) -> None:
 
 
 def admit(config: config_dict.ConfigDict, key: str, value: str) -> None:
-    """Prepares a config for an override of `key`: adds an older key, and drops the one that `key` replaces.
+    """Prepares a config for an override of `key`: adds `key` if it is an older key, and drops a key that excludes it.
 
     Raises ConfigError if the key or the value was removed.
     """
@@ -174,7 +174,7 @@ def _refuse(key: str) -> None:
 
 
 def _owner(config: object, name: str) -> tuple[object, str]:
-    """The section of a dotted key, None if there is no such section; and the last part of the key."""
+    """Returns (the section of a dotted key, None if there is no such section; the last part of the key)."""
     *sections, key = name.split(".")
     for section in sections:
         config = config.get(section) if isinstance(config, dict) else None
@@ -205,7 +205,7 @@ def check_goes_on(saved: dict[str, typing.Any]) -> None:
 
 
 def with_settings(stage: str, settings: Mapping[str, typing.Any]) -> dict[str, typing.Any]:
-    """Returns a stage's settings and its removed settings, as caches and recipes contain them."""
+    """Returns a stage's settings with the fixed values of its removed settings, which caches and recipes contain."""
     return {**_SETTINGS.get(stage, {}), **settings}
 
 
@@ -255,14 +255,14 @@ def ladder_keys(evaluation: EvalConfig) -> dict[str, int]:
 
 
 def as_in_ladder(config: Config, same: Mapping[str, typing.Any], say: Callable[[str], None]) -> Config:
-    """Returns the config with the held-out rows of an older ladder, given `same` of its ladder.json; else unchanged."""
+    """Returns the config with an older ladder's held-out rows, from `same` in ladder.json; unchanged for a newer ladder."""
     if _BATCHES not in same:
         return config
     return keep(config, (same[_BATCHES], same["eval.batch_size"]), say)
 
 
 def keep(config: Config, older_batches: Sequence[int], say: Callable[[str], None]) -> Config:
-    """Returns the config with the held-out text with which a run or ladder began; says so if the config sets another."""
+    """Returns the config with the `eval.older_batches` with which a run or ladder began; says so if that changes it."""
     if not older_batches or tuple(older_batches) == config.eval.older_batches:
         return config
     batches, rows = older_batches
@@ -272,7 +272,7 @@ def keep(config: Config, older_batches: Sequence[int], say: Callable[[str], None
 
 
 def _microbatch(folder: pathlib.Path) -> int:
-    """The microbatch size at the last start of a run; 0 if unknown."""
+    """Returns the microbatch size at the last start of a run; 0 if unknown."""
     try:
         return int(json.loads((folder / "run.json").read_bytes())["starts"][-1]["choices"]["microbatch_size"])
     except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):

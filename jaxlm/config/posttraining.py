@@ -44,7 +44,7 @@ class AdapterConfig:
 
     @property
     def scale(self) -> float:
-        """Returns what a LoRA's product is multiplied by."""
+        """Returns the factor by which a LoRA's product is multiplied: alpha / rank, or alpha / sqrt(rank) with rslora."""
         return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
 
 

@@ -43,7 +43,7 @@ def to_json(config: Config) -> str:
 
 
 def _derive(c: Config) -> Config:
-    """The config with the values that 0, -1 or "" leave open, derived from others."""
+    """Returns the config with values derived from other keys in place of 0 or "" where these mean "derived"."""
     m, t = c.model, c.train
     heads = m.n_heads
     model = dataclasses.replace(

@@ -71,7 +71,7 @@ def shrunk(c: Config) -> Config:
 
 
 def summary(c: Config) -> str:
-    """Describes a config that `shrunk` returned, in one line."""
+    """Returns one line that describes a config returned by `shrunk`."""
     ends = ", ".join(f"{name} {phase.steps}" for name, phase in c.phases.plan.items() if phase.steps)
     m, t = c.model, c.train
     return (
@@ -93,7 +93,7 @@ def _interval(every: int, steps: int) -> int:
 
 
 def _data(d: DataConfig) -> dict[str, object]:
-    """The settings of the embedded corpus, with a final mixture if the config has one."""
+    """Returns the settings of the embedded corpus, with a final mixture if the config has one."""
     sources = {name: SourceConfig(path=f"embedded:{name}", weight=weight) for name, weight in CORPUS.items()}
     final = dataclasses.replace(d.final, weights=FINAL if d.final.weights else {})
     return {"dir": "", "path": "", "sources": sources, "final": final, "tokenizer": "", "max_bytes": MAX_BYTES}

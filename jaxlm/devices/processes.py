@@ -1,4 +1,4 @@
-"""Handles the processes of one program: starts them, prints from the first one only, and makes all fail if one fails."""
+"""Handles the processes of one program: joins them, prints from the first process only, makes all fail if one fails."""
 
 import contextlib
 import json
@@ -76,7 +76,7 @@ def working(what: str, total: float = 0, unit: str = "") -> contextlib.AbstractC
 
 
 def join_cluster(config: DistributedConfig) -> None:
-    """Calls `jax.distributed.initialize` if the program runs as several processes; does nothing for a single one.
+    """Calls `jax.distributed.initialize` if the program runs as several processes; does nothing for a single process.
 
     The program runs as several processes if `distributed.coordinator` is set, if Slurm or Open MPI started several tasks, or if
     TPU_WORKER_HOSTNAMES names several hosts. With `distributed.auto` JAX looks for any cluster that it knows (GKE, GCE
@@ -111,7 +111,7 @@ def join_cluster(config: DistributedConfig) -> None:
 
 
 def _timeouts(config: DistributedConfig) -> dict[str, int]:
-    """The arguments of `jax.distributed.initialize`. JAX's own timeout aborts, so `_waiting` must come before it."""
+    """Returns arguments of `jax.distributed.initialize`. JAX's own time-out aborts, so `_waiting`'s must come first."""
     start = math.ceil(config.start_timeout_s) + _ABORT_LATER_S
     return {"initialization_timeout": start, "heartbeat_timeout_seconds": math.ceil(config.heartbeat_s)}
 
@@ -177,14 +177,14 @@ def _in_cluster() -> bool:
 def together(
     action: Callable[[], T], *, first_only: bool = False, errors: tuple[type[Exception], ...] = (ConfigError, RunError)
 ) -> T | None:
-    """Calls `action` on every process, and returns its result; None where it was not called. If one raises, all do.
+    """Calls `action` on every process, and returns its result; None where it was not called. If a process raises, all do.
 
     Without this, a process that can't read a file would leave the others waiting for it until a time-out. `action` must
     not communicate with other processes. A process without an error raises the class and message of the first that failed.
 
     Args:
       first_only: True to run it only on the first process.
-      errors: the classes of errors that the other processes may raise; the last class stands for all others.
+      errors: the classes of errors that the other processes may raise; for an error of another class they raise the last.
     """
     result, error = None, None
     try:
@@ -227,8 +227,8 @@ def from_first(make: Callable[[], T]) -> T:
 def apply_xla_flags(wanted: tuple[str, ...]) -> None:
     """Writes `hardware.xla_flags` in front of the flags in XLA_FLAGS, which win, and sets the memory fraction.
 
-    XLA reads its flags once, when the first backend starts, and ends the process if it does not know one. Each of `wanted`
-    is NAME=VALUE, with or without leading dashes; VALUE may be empty.
+    XLA reads its flags once, when the first backend starts, and ends the process if it does not know a flag. Each of
+    `wanted` is NAME=VALUE, with or without leading dashes; VALUE may be empty.
 
     Raises ConfigError if XLA does not know a flag or can't read its value, or this process has started its devices.
     """
@@ -255,7 +255,7 @@ def _flag(text: str) -> str:
 
 
 def _check_flags(flags: str) -> None:
-    """Tries the flags in a process of its own, since XLA ends the process on a bad one."""
+    """Tries the flags in a child process, since XLA ends a process on a bad flag. Raises ConfigError."""
     env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     tried = subprocess.run(
         [sys.executable, "-c", "import jax; jax.jit(lambda: 0)()"], env=env, capture_output=True, text=True

@@ -87,7 +87,7 @@ def granule_key(devices: typing.Sequence[jax.Device]) -> str | None:
 
 
 def hybrid_shape(sizes: dict[str, int], granules: typing.Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Splits each mesh axis into (its size within a group of devices with fast links, its size over the groups).
+    """Returns (each mesh axis's size within a group of devices with fast links, each axis's size across the groups).
 
     Args:
       sizes: axis -> the number of devices on it, outermost axis first. The last axis (tensor) stays within a group.
@@ -133,7 +133,7 @@ def check_context(mesh: Mesh | AbstractMesh, seq_len: int, model: ModelConfig) -
 
 
 def check_tensor(mesh: Mesh | AbstractMesh, model: ModelConfig) -> None:
-    """Raises ConfigError if the tensor axis does not divide the heads or the MLP: each device would compute all of them."""
+    """Raises ConfigError if the tensor axis does not divide `n_heads` or `d_ff`: then each device would compute them all."""
     ways = mesh.shape["tensor"]
     for key in ("n_heads", "d_ff"):
         if getattr(model, key) % ways:

@@ -17,7 +17,7 @@ def named_leaves(tree: typing.Any) -> list[tuple[str, typing.Any]]:
 
 
 def nested(named: typing.Iterable[tuple[str, typing.Any]]) -> dict:
-    """Returns the tree of dicts that has these (name, leaf); inverse of `named_leaves`."""
+    """Returns the tree of dicts with the leaves `named`, pairs of (name, leaf); inverse of `named_leaves`."""
     tree: dict = {}
     for name, leaf in named:
         *parents, last = name.split("/")
@@ -29,7 +29,7 @@ def nested(named: typing.Iterable[tuple[str, typing.Any]]) -> dict:
 
 
 def map_named(fn: typing.Callable, tree: typing.Any, *rest: typing.Any) -> typing.Any:
-    """Maps `fn(name, leaf, ...)` over a tree, like `jax.tree.map` but with the leaf's name as a first argument."""
+    """Returns the tree of `fn(name, leaf, ...)`: like `jax.tree.map`, but with the leaf's name as a first argument."""
     return jax.tree_util.tree_map_with_path(lambda path, *leaves: fn(path_name(path), *leaves), tree, *rest)
 
 

@@ -155,7 +155,7 @@ def _check_questions(task: str, a: TaskResult, b: TaskResult) -> None:
 
 
 def _metrics(a: TaskResult, b: TaskResult) -> list[str]:
-    """Returns accuracy and bits per byte, as far as both sides have them; if neither, the first metric that both have."""
+    """Returns the names of accuracy and bits per byte if both sides have them; if neither, of the first common metric."""
     names = [dict.fromkeys(name for item in side.items for name in item.metrics) for side in (a, b)]
     both = {name: 0.0 for name in names[0] if name in names[1]}
     chosen = [name for name in (accuracy(both), BITS) if name in both]

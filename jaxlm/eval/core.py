@@ -176,10 +176,10 @@ def _choices(task: Task, row: dict) -> list[str]:
 
 
 def questions(scorer: Scorer, task: Task, rows: Sequence[dict], number: int) -> list[Request]:
-    """Returns one request for each choice of a row, after the few-shot examples; scores the tokens that nanochat scores.
+    """Returns a request for each choice of a row, after the few-shot examples, to score the tokens that nanochat scores.
 
     nanochat scores choices from the first token in which they differ. If all answers begin with the same tokens, one more
-    request scores these, so that bits per byte are those of the whole answer, as in lm-evaluation-harness.
+    request scores these tokens, so that bits per byte are of the whole answer, as in lm-evaluation-harness.
     """
     others = [other for other in range(len(rows)) if other != number]
     examples = [rows[other] for other in random.Random(1234 + number).sample(others, task.fewshot)]

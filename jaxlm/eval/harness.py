@@ -1,6 +1,6 @@
 """Benchmarks: runs tasks of lm-evaluation-harness, HumanEval, DCLM's CORE and the red team with one scorer.
 
-`jaxlm eval` runs them, and a hook in training, which asks the same questions at each step.
+`jaxlm eval` runs them, and so does a hook in training, which asks the same questions at each step.
 """
 
 import importlib.util

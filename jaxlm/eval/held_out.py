@@ -218,7 +218,7 @@ def judge(
 
 
 def _placed(batch: Mapping[str, np.ndarray], mesh: Mesh) -> Batch:
-    """Puts a batch on the mesh. `batch` has all rows, also those of other processes."""
+    """Returns a batch on the mesh. `batch` has the rows of all processes."""
     size, length = batch["tokens"].shape
     local = sharding.local_rows(mesh, size)
     kinds = {True: sharding.batch_sharding(mesh), False: sharding.row_sharding(mesh)}

@@ -60,7 +60,7 @@ def check(part: str, settings: EvalConfig) -> None:
 
 
 def evaluate(scorer: Scorer, part: str, settings: EvalConfig, items: int) -> list[TaskResult]:
-    """Returns pass@1: the share of problems whose tests pass with the model's greedy completion."""
+    """Returns one result, with pass@1: the share of problems whose tests pass with the model's greedy completion."""
     problems = read(settings.data_dir)
     problems = [problems[number] for number in spread(len(problems), items)]
     prompts = [document(scorer.tokenizer, problem["prompt"]) for problem in problems]
@@ -70,7 +70,7 @@ def evaluate(scorer: Scorer, part: str, settings: EvalConfig, items: int) -> lis
 
 
 def grade(problems: Sequence[dict], texts: Sequence[str], settings: EvalConfig) -> TaskResult:
-    """Returns which problems' tests pass with these completions. Raises ConfigError if `eval.run_code` is False."""
+    """Returns the result of running the problems' tests on completions. Raises ConfigError if `eval.run_code` is False."""
     programs = [program_of(problem, text) for problem, text in zip(problems, texts, strict=True)]
     items = []
     for problem, text, outcome in zip(problems, texts, run_all(programs, settings), strict=True):
@@ -112,7 +112,7 @@ def _from_hub() -> list[dict]:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """Whether a program ran to its end; if not, `why`: its exception, "took over 10 s"... `started`: False if it never ran."""
+    """Whether a program ran to its end; if not, `why`: its exception or "took over 10 s". `started`: False if it never ran."""
 
     passed: bool
     why: str
@@ -208,7 +208,7 @@ def _try(program: str, way: _Way, seconds: float, memory_mb: float) -> Outcome:
 
 
 def _run(program: str, way: _Way, seconds: float, memory_mb: float) -> Outcome:
-    """Runs one program in its own process, and then kills the process's whole group."""
+    """Returns the outcome of one program, run in its own process; kills the process's whole group afterwards."""
     token, (read, write) = secrets.token_hex(16), os.pipe()
     order = {
         "program": program, "token": token, "fd": write, "most": _MOST, "seconds": seconds,

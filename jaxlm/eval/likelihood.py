@@ -101,7 +101,7 @@ def pack(requests: Sequence[Request], length: int) -> list[Row]:
 
 
 def _size(requests: Sequence[Request], inputs: list[tuple], order: list[int], place: int, length: int) -> int:
-    """Returns how many tokens the requests from `place` on with its context take; stops counting above `length`."""
+    """Returns the tokens that the requests from `place` on with the same context need; stops counting above `length`."""
     context, before, size = requests[order[place]][0], (), 0
     for number in order[place:]:
         if requests[number][0] != context or size > length:

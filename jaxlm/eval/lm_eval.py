@@ -48,7 +48,7 @@ def load(
       data_dir: a folder laid out as the hub is; "" for the hub.
       fewshot: how many few-shot examples each question gets; -1 as each task says. Tasks that fix 0 stay zero-shot.
       cache: an empty cache folder for `datasets`. Its default cache could return files of another `data_dir`.
-      run_code: True to load tasks whose scorers run what a model wrote.
+      run_code: True to load also tasks whose scorers run code that a model wrote.
 
     Raises:
       ConfigError: there is no such task, `data_dir` lacks a task's files, or a scorer runs code and `run_code` is False.
@@ -71,7 +71,7 @@ def load(
 
 
 class Examples(ContextSampler):
-    """Draws the few-shot examples that a question gets in a run of all questions, whichever are asked.
+    """Draws for each question the few-shot examples that it gets when all questions are asked, even if only some are asked.
 
     The harness draws for one question after another from one random generator. So a question's examples would depend on which
     questions are asked before it, and change between evaluations in training. Here `ask` names the questions. The examples

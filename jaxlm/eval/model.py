@@ -26,7 +26,7 @@ class Restored:
 
     Attributes:
       mesh: has all devices on the axis fsdp.
-      variables: the parameters, and what was trained beside them: an adapter, or the virtual tokens of prompt tuning.
+      variables: the parameters and, if trained beside them, an adapter or the virtual tokens of prompt tuning.
       data: the data that the run was trained on; None for a model from elsewhere.
       step: the training step at which the checkpoint was saved; 0 for a model from elsewhere.
       name: the model in a message: "checkpoint 100 of RUN", "the model of FOLDER".
@@ -46,13 +46,13 @@ def is_there(workdir: str) -> bool:
 
 
 def check_run(config: Config, word: str) -> None:
-    """Raises ConfigError if `config.workdir` holds nothing to restore. `word` names that folder on the command line."""
+    """Raises ConfigError if `config.workdir` has no run or model. `word` names that folder on the command line."""
     if not is_there(config.workdir):
         raise ConfigError(f"no run in {config.workdir}: jaxlm train {word} makes one there")
 
 
 def restore(config: Config, checkpoint: str, readers: Sequence[origin.Reader] = ()) -> Restored:
-    """Restores the model in `config.workdir` from a checkpoint ("latest", "best" or a step), or from a format of a reader.
+    """Restores the model in `config.workdir` from a checkpoint ("latest", "best" or a step), or by one of `readers`.
 
     Model settings that are "auto" get the values that suit this machine. `readers` are those of `origin.open`.
 

@@ -204,7 +204,7 @@ def _personal() -> Callable[[str], list[str]]:
 
 
 def recalled(text: str, continuation: str) -> float:
-    """Returns the longest run of words that a text shares with the true continuation, over the continuation's words."""
+    """Returns the share of the true continuation's words that are in the longest run of words also found in `text`."""
     words, true = text.split(), continuation.split()
     match = difflib.SequenceMatcher(None, words, true, autojunk=False).find_longest_match()
     return match.size / len(true)

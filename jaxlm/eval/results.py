@@ -28,7 +28,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-    """One question and what the model scored on it.
+    """One question and the model's scores on it.
 
     Attributes:
       id: identifies the question; the same in every run that asks it.
@@ -44,7 +44,7 @@ class Item:
 
 @dataclasses.dataclass(frozen=True)
 class TaskResult:
-    """What a model scored on one task.
+    """A model's scores on one task.
 
     Attributes:
       metrics: name -> the task's score, as the harness computes it; if items have the metric, their mean.
@@ -65,9 +65,9 @@ class TaskResult:
 
 
 def spread(size: int, items: int) -> list[int]:
-    """Returns the numbers of the questions to ask: `items` drawn from `size`; all if `items` is 0.
+    """Returns the numbers of the questions to ask, ascending: `items` drawn from `size` questions; all if `items` is 0.
 
-    The draw is always the same, and a larger one holds every smaller one.
+    The draw is always the same, and a larger draw contains every smaller draw.
     """
     if not 0 < items < size:
         return list(range(size))
@@ -206,9 +206,9 @@ def _write(path: pathlib.Path, content: str) -> None:
 
 
 def add(folder: pathlib.Path, result: TaskResult, about: dict[str, typing.Any]) -> str:
-    """Writes one result as `write` does, unless an earlier result has more questions, asked alike. Returns a line on that.
+    """Writes one result as `write` does, unless an earlier result has more questions, asked in the same way.
 
-    With fewer questions the score would be less certain, and no longer comparable with the run's other steps.
+    With fewer questions the score would be less certain. Returns a line on the earlier result; "" if there was none.
     """
     place = folder / FOLDER / str(about["step"])
     old = _tasks_there(place).get(result.task)

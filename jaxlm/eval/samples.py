@@ -93,7 +93,7 @@ class Stream:
                 first, began = False, time.perf_counter()
 
     def _take(self, chunk: list[list[int]] | None) -> None:
-        """Adds the new ids to each row; None if generation has ended."""
+        """Adds the new ids in `chunk` to each row. `chunk` is None if generation has ended."""
         for row, ids in zip(self._rows, chunk or [[]] * len(self._rows), strict=True):
             if not row.ended:
                 row.ended = chunk is None or bool(self._stops & {*ids[-1:]})
@@ -159,7 +159,7 @@ def degeneration(text: str) -> dict[str, float | int | None]:
     (arXiv:1510.03055). N-grams are of words split at white space, so that models with different tokenizers compare.
 
     repetition: the share of 4-grams that occurred before in the text; 0 for a text of fewer words.
-    distinct_2: the number of different 2-grams, over the number of all; 1 for a text of fewer words.
+    distinct_2: the number of different 2-grams divided by the number of all 2-grams; 1 for a text of fewer words.
     degenerates_at: the number of words before the loop in which the text ends; None if it does not end in a loop.
     junk: the share of characters that are surely junk (see `junk`).
     """

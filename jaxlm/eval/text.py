@@ -34,7 +34,7 @@ def task(documents: Documents) -> str:
 
 
 def results(scorer: Scorer, documents: Documents, seq_len: int) -> Iterator[TaskResult]:
-    """Yields one result: the bits per raw UTF-8 byte of all documents and, as items, of each. Nothing without documents.
+    """Yields one result: the bits per raw UTF-8 byte of all documents and, as items, of each. Yields none without documents.
 
     As in training, a document begins with the opening token (EOS), and is cut into windows of `seq_len` tokens, no overlap.
     """

@@ -5,8 +5,8 @@
     event = worker.receive(timeout_s)
 
 The function gets an iterator over the parent's messages, and a function that sends a message to the parent. The child's
-messages are JSON objects: by unpickling them the parent would run the child's code. What the child prints is not a message:
-its last line is reported if it dies. When the parent ends, so do the child and its children.
+messages are JSON objects: by unpickling them the parent would run the child's code. Printed text is no message: its last
+line is reported if the child dies. When the parent ends, so do the child and its children.
 """
 
 import contextlib
@@ -42,11 +42,11 @@ Message = dict[str, typing.Any]
 
 
 class Died(Exception):
-    """The process ended without an answer; the message says how, in one line.
+    """The child process ended without an answer; the message says in one line how it ended.
 
     Attributes:
-      code: as `Popen.returncode`: below 0 the signal that ended it; None if it is still alive.
-      said: the last line that it printed, or that of its fatal error; "" if there is none.
+      code: as `Popen.returncode`: the exit code, or minus the signal that ended the process; None if it is still alive.
+      said: the line of its "Fatal Python error", else the last line that it printed; "" if there is none.
     """
 
     def __init__(self, code: int | None, said: str):
@@ -106,7 +106,7 @@ class Child:
         self._reader.start()
 
     def send(self, message: object, timeout_s: float | None = None) -> None:
-        """Sends the function a message, anything that can be pickled. Raises as `receive` does."""
+        """Sends the function a message, which must be picklable. Raises the same errors as `receive`."""
         with self._ending_on_errors():
             self._link.settimeout(timeout_s)
             _send(self._link, pickle.dumps(message))
@@ -137,7 +137,7 @@ class Child:
 
     @contextlib.contextmanager
     def _ending_on_errors(self) -> Iterator[None]:
-        """Ends the process on any error, an interrupt too: its late answer would be taken for the next one."""
+        """Ends the process on any error or interrupt: a late answer would be taken for the answer to the next message."""
         try:
             yield
         except TimeoutError:
@@ -175,7 +175,7 @@ class Child:
                     raise
 
     def _hear(self, output: pathlib.Path | None) -> None:
-        """Reads what the process prints, so that it never blocks on a full pipe."""
+        """Reads what the process prints, so that it never blocks on a full pipe; keeps the end, and writes to `output`."""
         written = 0
         with contextlib.ExitStack() as stack:
             file = None
@@ -199,7 +199,7 @@ def _send(link: socket.socket, content: bytes) -> None:
 
 
 def _receive(link: socket.socket, look: Callable[[], None] = lambda: None) -> bytes:
-    """The next message. `look` is called before each part of it. Raises EOFError if the other side is gone."""
+    """Returns the next message. `look` is called before each part is read. Raises EOFError if the other side is gone."""
 
     def read(size: int) -> bytes:
         content = bytearray()

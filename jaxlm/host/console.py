@@ -28,7 +28,7 @@ Tell = Callable[..., None]  # (amount, words = "")
 
 
 def keep(path: pathlib.Path) -> None:
-    """Copies all messages into this file: after a line that names the command, earlier messages, then later ones."""
+    """Copies all messages into this file: a line that names the command, then the earlier messages, then the later ones."""
     command = [os.path.basename(sys.orig_argv[0]), *sys.orig_argv[1:]]
     transcript.begin(path, f"process {os.getpid()}: {' '.join(redact(command))}")
 
@@ -42,7 +42,7 @@ def working(what: str, total: float = 0, unit: str = "", *, end: bool = True, qu
 
     Args:
       what: the activity: "compiling the train step".
-      total, unit: the amount to do, 0 if unknown, and its unit: "documents".
+      total, unit: the amount to do, 0 if unknown, and its unit, such as "documents".
       end: False if the caller itself reports the end.
       quiet: True to write no line in the first half minute where there is no live line.
     """
@@ -54,7 +54,7 @@ def working(what: str, total: float = 0, unit: str = "", *, end: bool = True, qu
 
 
 def told(items: Iterable[T], tell: Tell) -> Iterator[T]:
-    """Yields the items, and reports by `tell` how many are done."""
+    """Yields the items; after each calls `tell` with the number done."""
     for number, item in enumerate(items, start=1):
         yield item
         tell(number)
@@ -74,13 +74,13 @@ class _Working:
         self._done, self._note = done, note
 
     def parts(self, alone: bool) -> list[Part]:
-        """The live line."""
+        """Returns the parts of the live line."""
         took = time.monotonic() - self._began
         beside = [Part(self._amount(), 2), Part(self._note, 6), Part(duration(took), 8, DIM)]
         return [Part(self._what, 0, CYAN), *beside, Part(self._left(took), 7, DIM)]
 
     def line(self) -> str:
-        """The line that is due now where there is no live line; "" for none."""
+        """Returns the line that is due now where there is no live line; "" if none is due."""
         took = time.monotonic() - self._began
         if took < self._patience_s + self._said * AGAIN_S:
             return ""
@@ -90,7 +90,7 @@ class _Working:
         return f"{self._what}: {_listed(self._amount(), self._note, duration(took), self._left(took))}"
 
     def end(self) -> str:
-        """The line at the end; "" if the activity was short."""
+        """Returns the line at the end; "" if the activity was short."""
         took = time.monotonic() - self._began
         if took < self._patience_s:
             return ""
@@ -148,7 +148,7 @@ class LogHandler(logging.Handler):
 
 
 def print_table(rows: Sequence[dict[str, typing.Any]], as_json: bool) -> None:
-    """Prints rows, which have the same keys, as an aligned table, or if `as_json`, as one JSON object a line."""
+    """Prints rows, which have the same keys, as an aligned table or, if `as_json`, as one JSON object a line."""
     if as_json:
         for row in rows:
             print(json.dumps(row))
@@ -158,7 +158,7 @@ def print_table(rows: Sequence[dict[str, typing.Any]], as_json: bool) -> None:
 
 
 def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
-    """Returns rows of cells as lines of text, columns aligned to the left, or if their index is in `right`, to the right."""
+    """Returns rows of cells as lines of text. Columns are aligned to the left, those with an index in `right` to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -215,12 +215,12 @@ def dollars(usd: float | None) -> str:
 
 
 def spent(usd: float) -> str:
-    """Returns dollars with three digits if below one, '$0.00324': a shrunk run costs less than a cent."""
+    """Returns dollars; amounts below $1 with three digits, '$0.00324', since a shrunk run costs less than a cent."""
     return f"${usd:.3g}" if 0 < usd < 1 else dollars(usd)
 
 
 def hours(value: float) -> str:
-    """Returns the time in a plan: '12 min', '2.5 h', or from 100 hours on '10 days'."""
+    """Returns hours as a plan shows them: '12 min', '2.5 h', or from 100 hours on '10 days'; 'never ends' if not finite."""
     if not math.isfinite(value):
         return "never ends"
     if value < 1:
@@ -242,14 +242,14 @@ _GONE = ("Connection closed by peer", "Connection reset by peer", "ncclRemoteErr
 
 
 def peer_is_gone(error: BaseException) -> bool:
-    """True if JAX's error means that another process of the run died or can't be reached: no traceback is needed."""
+    """True if JAX's error means that another process of the run died or can't be reached."""
     return any(words in str(error) for words in _GONE)
 
 
 def drop_leftovers() -> None:
-    """Keeps Python from printing asyncio's warnings on I/O that Orbax abandoned: the error itself was raised.
+    """Keeps Python from printing asyncio's warnings on I/O that Orbax abandoned after an error, which Orbax raises itself.
 
-    A ctrl-C inside a callback of the garbage collector (JAX has one) would be printed and lost; it is sent again.
+    A ctrl-C inside a callback of the garbage collector (JAX has one) would be printed and lost, so SIGINT is sent again.
     """
     hook = sys.unraisablehook
 

@@ -190,7 +190,7 @@ def printable(name: str) -> str:
 
 
 def chain(error: BaseException) -> list[BaseException]:
-    """Returns the error and what caused it, down to the first cause."""
+    """Returns the error and its chain of causes (`__cause__` or `__context__`), the first cause last."""
     links = [error]
     while (cause := links[-1].__cause__ or links[-1].__context__) is not None and cause not in links:
         links.append(cause)
@@ -216,7 +216,7 @@ Clock = Callable[[], datetime.datetime]
 
 
 def moment(clock: Clock = datetime.datetime.now) -> str:
-    """Returns what a clock shows, to the second, in ISO 8601 with its offset from UTC."""
+    """Returns the time of `clock`, to the second, in ISO 8601 with the offset from UTC."""
     return clock().astimezone().isoformat(timespec="seconds")
 
 
@@ -232,13 +232,13 @@ def has_steps(checkpoints: pathlib.Path) -> bool:
 
 
 def is_number(value: object) -> bool:
-    """True for a finite number that a file in JSON holds; False for a bool, NaN, text, ..."""
+    """True for a finite int or float; False for a bool, NaN, infinity, text, ..."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """A rule for a value in a JSON file: the rule in words, and a test."""
+    """A rule for a value in a JSON file: the rule in words, and a test, which returns True if the value follows the rule."""
 
     words: str
     holds: Callable[[typing.Any], bool]
@@ -288,8 +288,8 @@ def read_soon(path: pathlib.Path) -> bytes:
 def within(seconds: float | None, ask: Callable[[], T]) -> T:
     """Calls `ask` in a thread, which is abandoned after `seconds`, and returns or raises what `ask` does.
 
-    Raises NoAnswer if `ask` takes longer. None waits without limit, but a signal interrupts the wait; it would not interrupt
-    a hanging read in the caller's own thread.
+    Raises NoAnswer if `ask` takes longer. `seconds` None waits without limit, but a signal interrupts the wait; a signal would
+    not interrupt a hanging read in the caller's own thread.
     """
     answers: queue.SimpleQueue = queue.SimpleQueue()
 
@@ -312,7 +312,7 @@ def within(seconds: float | None, ask: Callable[[], T]) -> T:
 def cgroups(controller: str, root: pathlib.Path = ROOT) -> Iterator[tuple[pathlib.Path, bool]]:
     """Yields (folder, True for cgroup version 1) of each cgroup that limits this process, the innermost first.
 
-    Yields nothing where there is no /proc (macOS). `controller` is what is limited: "memory", "cpu".
+    Yields nothing where there is no /proc (macOS). `controller` is the limited resource: "memory" or "cpu".
     """
     try:
         groups = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()]

@@ -23,7 +23,7 @@ def hold() -> None:
 def release(raising: bool = False) -> None:
     """Restores the signals' handlers, unless other code replaced them. Raises KeyboardInterrupt if a signal came.
 
-    `raising`: from now on SIGTERM and SIGHUP raise it too, so that worker processes and shared memory are cleaned up.
+    `raising`: from now on SIGTERM and SIGHUP raise KeyboardInterrupt, so that worker processes and shared memory are removed.
     """
     for number in _held:
         if signal.getsignal(number) == _note:
@@ -33,7 +33,7 @@ def release(raising: bool = False) -> None:
 
 
 def taken_over() -> int | None:
-    """Ends the recording, for a caller that has set its own handlers. Returns the signal that came; None if none did."""
+    """Ends the recording, for a caller that has set its own handlers. Returns the first signal that came, or None."""
     _held.clear()
     came = _asked[0] if _asked else None
     _asked.clear()

@@ -1,4 +1,4 @@
-"""Hides secrets in what is written into files or shown: tokens, passwords, webhooks."""
+"""Hides secrets (tokens, passwords, webhooks) in text and values that are written into files or shown."""
 
 import re
 import typing
@@ -42,9 +42,9 @@ def redact(value: typing.Any, key: str = "") -> typing.Any:
 
 
 def redact_url(url: str, webhook: bool = False) -> str:
-    """Returns a URL without user, password, fragment and values of its query; of a webhook only scheme and web host.
+    """Returns a URL without fragment, and with `***` for user, password and query values; of a webhook only scheme and host.
 
-    Text that is no URL, such as a path, is returned unchanged, or hidden if it should be a webhook.
+    Returns text that is no URL, such as a path, unchanged, or `***` if `webhook`.
     """
     if "://" not in url:
         return HIDDEN if webhook else url
@@ -67,7 +67,7 @@ def _is_secret(key: str) -> bool:
 
 
 def _redact_words(words: list | tuple, key: str) -> list | tuple:
-    """Redacts the items of a list. In a command line, the word after an option without `=` is the option's value."""
+    """Returns the redacted items of a list. The word after an option without `=`, as in a command line, is its value."""
     redacted, name = [], key
     for word in words:
         if isinstance(word, str) and word.startswith("--"):

@@ -1,8 +1,8 @@
-"""Limits what this process can do to the machine, then runs one program that a model wrote. See eval/humaneval.py.
+"""Restricts this process (files, network, memory, time), then runs one program that a model wrote. See eval/humaneval.py.
 
-A script for `python -I -S`, with the standard library alone. It reads its order from standard input as JSON, and writes the
-token, or why the program failed, to a file descriptor. Processes that score a policy's answers (train/rl/judges.py) set the
-same limits.
+A script for `python -I -S`, with the standard library alone. It reads the program, a token and the limits from standard input
+as JSON, and writes the token, or why the program failed, to a file descriptor. Processes that score a policy's answers
+(train/rl/judges.py) set the same limits.
 """
 
 import ctypes
@@ -61,13 +61,13 @@ _CALLS = {
     # socket pairs of this process; socketpair and sendto are restricted below
     "recvfrom": (45, 207), "getsockname": (51, 204), "getsockopt": (55, 209),
 }  # fmt: skip
-# Allowed if the argument of this number is one of these values.
+# Call -> (its numbers, index of an argument, values of that argument with which the call is allowed).
 _BY_VALUE = {
     "fcntl": ((72, 25), 1, (0, 1, 2, 3, 4, 1030)),  # to copy a descriptor, and its flags; no owner, lease, notice
     "ioctl": ((16, 29), 1, (0x5401, 0x541B, 0x5421, 0x5450, 0x5451)),  # terminal? bytes to read, blocking, inherited
     "socketpair": ((53, 199), 0, (1,)),  # of Unix
 }
-# Allowed unless any of these bits is set in one of these arguments' words (two words an argument).
+# Call -> (its numbers, 32-bit words of its arguments, two an argument, bits): refused if a word has one of the bits.
 _BY_BITS = {
     "open": ((2, -1), (2,), 0o1103),  # for writing, creating or emptying
     "openat": ((257, 56), (4,), 0o1103),
@@ -107,7 +107,7 @@ def readable() -> list[str]:
 
 
 def has_landlock() -> bool:
-    """True if this kernel can hide files from a process."""
+    """True if this kernel has Landlock, which hides files from a process."""
     return sys.platform == "linux" and ctypes.CDLL(None).syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1) > 0
 
 

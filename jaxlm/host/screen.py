@@ -1,7 +1,7 @@
 """Writes lines on standard error, and below them in a terminal one live line, which is rewritten.
 
-A stream that is closed, lost, full or not read never stops or delays a run: what it does not take is dropped. The cursor is
-never hidden and no mode of the terminal is changed, so a process may be killed at any moment.
+A stream that is closed, lost, full or not read never stops a run, nor delays it for long: text that it does not take is
+dropped. The cursor is never hidden and no mode of the terminal is changed, so a process may be killed at any moment.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ def write(text: str, stream: typing.TextIO | None = None) -> None:
 
 @contextlib.contextmanager
 def _never_waiting(descriptor: int) -> Iterator[int]:
-    """Yields a descriptor on which a write returns at once: for a terminal a new one, as other processes share its flags."""
+    """Yields a descriptor whose writes return at once; for a terminal a new one, since other processes share its flags."""
     # A terminal that reports room may have less than a line's, and would block the writer until it is read.
     own = -1
     if os.isatty(descriptor):
@@ -135,15 +135,15 @@ class Activity(typing.Protocol):
     stands: bool
 
     def parts(self, alone: bool) -> list[Part]:
-        """Returns its parts of the live line now; `alone`: no activity began later."""
+        """Returns the activity's parts of the live line; `alone`: True if no activity began later."""
 
     def line(self) -> str:
-        """Returns a line that is due now where there is no live line, "" for none. Called twice a second."""
+        """Returns the line that is due now on a stream without a live line; "" if none is due. Called twice a second."""
 
 
 @dataclasses.dataclass
 class _Screen:
-    """What this process shows: its activities, each with its stream; the live line now in the terminal, "" for none."""
+    """The state of the output: activities, each with its stream; `drawn`: the live line in the terminal, "" for none."""
 
     activities: list[tuple[Activity, typing.TextIO]] = dataclasses.field(default_factory=list)
     drawn: str = ""
@@ -172,7 +172,7 @@ def say(text: str) -> None:
 
 
 def say_parts(parts: Sequence[Part]) -> None:
-    """Says a line of parts. A terminal shows what fits its width, in colour; other streams and log.txt get the whole line."""
+    """Says a line of parts. A terminal shows the parts that fit, in colour; other streams and log.txt get the whole line."""
     stream = sys.stderr
     shown = fit(parts, columns(stream) - 1) if is_live(stream) else parts
     _keep(joined(shown, has_colour(stream)), stream)
@@ -180,9 +180,9 @@ def say_parts(parts: Sequence[Part]) -> None:
 
 
 def say_marked(parts: Sequence[tuple[str, bool]], style: str) -> None:
-    """Says text, perhaps of several lines, with some parts marked: in colour, or without colour by [[ ]].
+    """Says text, perhaps of several lines, in which some parts are marked: by `style`, or without colour by [[ ]].
 
-    `parts` are (text, True if it is marked), in order.
+    `parts` are (text, True if the text is marked), in order.
     """
     plain, stream = [(transcript.plain(text), marked) for text, marked in parts], sys.stderr
     bracketed = "".join(f"[[{text}]]" if marked else text for text, marked in plain)
@@ -277,7 +277,7 @@ def _ascii(part: Part) -> Part:
 
 
 def _in_front(stream: typing.TextIO) -> bool:
-    """True if this process, or the process it belongs to, is in the terminal's foreground."""
+    """True if this process's group, or the group given to `share`, is the terminal's foreground group, or it has none."""
     try:
         front = os.tcgetpgrp(stream.fileno())
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
 """Copies a program's messages into a file, with the time, and without secrets, colour and control characters.
 
-A thread writes, so that a hanging disk delays nothing. Lines that are not written yet wait in memory.
+A thread writes, so that a hanging disk delays nothing. Unwritten lines wait in memory.
 """
 
 import collections
@@ -101,7 +101,7 @@ def note(text: str) -> None:
 
 
 def begin(path: pathlib.Path, head: str) -> None:
-    """Copies all messages into this file: first `head`, then earlier messages, then later ones."""
+    """Copies all messages into this file: first `head`, then the earlier messages, then the later ones."""
     global _file
     if _file:
         _file.close()

@@ -41,7 +41,7 @@ class Base:
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What a model card says.
+    """The facts that a model card states.
 
     Attributes:
       to, file: "hf", "peft" or "gguf"; the name of the GGUF file.

@@ -34,14 +34,14 @@ _PROBES = (
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """What is exported.
+    """A model or adapter to export.
 
     Attributes:
       read: leaf -> its value.
-      about: what the file MARK says of the source: the run, the step.
+      about: the run and the step, written into the file MARK.
       card: the text of README.md.
       scores: True for a reward model; `read` returns its scalar head too.
-      adapted: the adapter, for "peft"; then `read` and `config` are those of its base.
+      adapted: the adapter, for "peft"; then `read` and `config` are of the adapter's base.
       base: the folder and checkpoint of the adapter's base.
     """
 
@@ -99,7 +99,7 @@ def export(source: Source, to: str, dtype: str, out: pathlib.Path) -> Done:
     """Writes the model to `out`, reads every tensor back and compares it bit by bit with the source.
 
     Raises:
-      ConfigError: the format can't hold this model, or `out` holds something else.
+      ConfigError: the format can't hold this model, or `out` holds anything but an earlier export to the format.
       RunError: the disk is full, or a written tensor differs from the source.
     """
     refuse(out, to)

@@ -89,7 +89,7 @@ class GgufFile:
 
     @functools.cached_property
     def _stored(self) -> dict[str, tuple[tuple[int, ...], np.dtype, int]]:
-        """Tensor name -> (shape, dtype, offset in bytes), from the file's own header."""
+        """Returns tensor name -> (shape, dtype, offset in bytes), from the file's own header."""
         stored = package().GGUFReader(self._path).tensors
         return {tensor.name: (tensor.data.shape, tensor.data.dtype, int(tensor.data_offset)) for tensor in stored}
 

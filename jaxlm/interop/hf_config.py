@@ -146,7 +146,7 @@ def read(folder: pathlib.Path, scores: bool = False) -> tuple[dict[str, object],
     """Returns (key of our section `model` -> value, messages, remarks) for a model's folder; a key may be `rope.theta`.
 
     A remark is a message on a contradiction in the folder: it says which side is used, as in transformers. `scores` is True for
-    a reward model. Raises ConfigError if config.json is damaged, or needs something that our models do not support.
+    a reward model. Raises ConfigError if config.json is damaged, or needs a feature that our models do not support.
     """
     saved = files.json_there(folder / "config.json")
     if not saved:

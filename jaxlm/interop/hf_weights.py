@@ -172,7 +172,7 @@ class Files:
                 raise RunError(f"{path} can't be read ({_line(error)}): copy it again") from error
 
     def _names(self, config: ModelConfig) -> dict[str, str]:
-        """Name in `interop.leaves` -> name in the files. The hub's GPT-2 has names without "transformer."."""
+        """Returns name in `interop.leaves` -> name in the files. The hub's GPT-2 has names without "transformer."."""
         wanted = [tensor.name for tensor in leaves.tensors(config)]
         prefix = wanted[0].partition(".")[0] + "."
         if any(name.startswith(prefix) for name in self.shapes):

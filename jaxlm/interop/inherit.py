@@ -1,4 +1,4 @@
-"""Sets in a config what must be as in its origin: the shapes, the meaning of the weights, the ids. Needs no JAX."""
+"""Sets the keys of a config that must be as in its origin: shapes, meaning of the weights, token ids. Needs no JAX."""
 
 import pathlib
 from collections.abc import Callable, Sequence
@@ -104,7 +104,7 @@ def _typed(overrides: Sequence[str]) -> set[str]:
 
 
 def _folder(config: config_dict.ConfigDict) -> pathlib.Path:
-    """Returns the origin's folder; if that is gone, the folder of the run that began with it."""
+    """Returns the origin's folder; if that is gone, the folder of this run, which began with the origin."""
     folder = files.expanded(config.origin)
     if folder.is_dir():
         config.origin = str(folder.resolve())  # absolute, so that the run resumes from any folder
@@ -186,7 +186,7 @@ def _set_tokenizer(config: config_dict.ConfigDict, place: pathlib.Path, typed: s
 
 
 def _set_adapter(config: config_dict.ConfigDict, folder: pathlib.Path, typed: set[str]) -> None:
-    """Takes over the origin's adapter, to train it on, if `origin_merge` is off. Raises ConfigError if that is impossible."""
+    """Takes over the origin's adapter, to continue its training, if `origin_merge` is off. Raises ConfigError if impossible."""
     theirs, base = _adapter_of(config, folder)
     if not theirs or theirs["kind"] == "none":
         return

@@ -107,7 +107,7 @@ def parameters(config: ModelConfig, scores: bool = False) -> int:
 
 
 def contiguous(value: np.ndarray) -> np.ndarray:
-    """Returns `np.ascontiguousarray(value)`; a transposed matrix takes a third to a half of its time."""
+    """Returns `np.ascontiguousarray(value)`, for a transposed matrix in a third to a half of NumPy's time."""
     source = value.T
     if value.ndim != 2 or value.flags.c_contiguous or not source.flags.c_contiguous:
         return np.ascontiguousarray(value)
@@ -179,7 +179,7 @@ def _gpt2(config: ModelConfig) -> Iterator[Tensor]:
         yield Tensor(f"{name}.bias", (f"{path}/bias",), ((d,),))
 
     def linear(name: str, paths: Sequence[str], shape: Shape) -> Iterator[Tensor]:
-        """Conv1D holds (in, out), as our kernels do."""
+        """Yields the weight and the bias of a Conv1D; the weight is (in, out), as our kernels are."""
         for end, kind in (("weight", "kernel"), ("bias", "bias")):
             size = shape if kind == "kernel" else shape[input_axes(f"{paths[0]}/kernel") :]
             yield Tensor(f"{name}.{end}", tuple(f"{p}/{kind}" for p in paths), (size,) * len(paths))

@@ -1,4 +1,4 @@
-"""Reads a PEFT folder's adapter_config.json, and names in an error what is not supported. Needs no JAX."""
+"""Reads a PEFT folder's adapter_config.json, and names unsupported features in an error. Needs no JAX."""
 
 import os
 import pathlib
@@ -76,7 +76,7 @@ def base_of(folder: pathlib.Path) -> pathlib.Path:
 
 
 def check(content: Mapping[str, typing.Any]) -> None:
-    """Raises ConfigError if an adapter_config.json asks for what is not supported: another method, DoRA, biases, ..."""
+    """Raises ConfigError if an adapter_config.json is damaged, or needs an unsupported feature: another method, DoRA, ..."""
     kind = content.get("peft_type")
     if kind not in ("LORA", "PROMPT_TUNING"):
         raise ConfigError(f"its peft_type {kind!r} is not supported, only LORA and PROMPT_TUNING")

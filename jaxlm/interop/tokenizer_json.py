@@ -19,7 +19,7 @@ _UNIGRAM, _BPE = 1, 2
 
 @dataclasses.dataclass(frozen=True)
 class Pieces:
-    """What a SentencePiece model holds.
+    """The content of a SentencePiece model.
 
     Attributes:
       texts, scores, types: of each id: the piece, with U+2581 for a space; its score; its type, from 1 to 6.
@@ -40,7 +40,7 @@ class Pieces:
 
 
 def pieces(tokenizer: Tokenizer) -> Pieces:
-    """Reads the tokenizer's SentencePiece model. Raises ConfigError if it is neither BPE nor unigram."""
+    """Returns the content of the tokenizer's SentencePiece model. Raises ConfigError if it is neither BPE nor unigram."""
     from sentencepiece import sentencepiece_model_pb2
 
     model = sentencepiece_model_pb2.ModelProto.FromString(tokenizer.model_bytes)

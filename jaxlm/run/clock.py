@@ -42,9 +42,9 @@ PULSE = "JAXLM_PULSE"  # the environment variable that names the file descriptor
 
 
 class Pulse:
-    """A few bytes that two processes share: the run writes what it does and since when, the supervisor reads it.
+    """Memory that two processes share: the run writes its step, activity and the time; the supervisor reads them.
 
-    They are memory, not a file on disk, so that a hanging disk does not hide what hangs.
+    It is no file on disk, so that the supervisor learns the activity even while the disk hangs.
     """
 
     _FORMAT = struct.Struct("=Qqd32s96s")  # version (odd while it is written), step, monotonic time, activity, detail
@@ -68,14 +68,14 @@ class Pulse:
         return cls(int(descriptor)) if descriptor else None
 
     def write(self, step: int, activity: str, detail: str = "") -> None:
-        """Says that the run is alive, after `step`, and what it begins to do. `detail`: the path or shard it waits for."""
+        """Writes that the run is alive after `step` and begins `activity`. `detail`: the path or shard that it waits for."""
         self._version += 2
         words = activity.encode()[:32], detail.encode()[:96]
         self._memory[: self.SIZE] = self._FORMAT.pack(self._version - 1, step, time.monotonic(), *words)
         self._memory[:8] = struct.pack("=Q", self._version)
 
     def read(self) -> tuple[int, float, str, str] | None:
-        """Returns (step, `time.monotonic()` of the last sign of life, activity, detail); None before the first sign."""
+        """Returns (step, `time.monotonic()` of the last sign of life, activity, detail); None before or during a write."""
         version, step, when, activity, detail = self._FORMAT.unpack(self._memory[: self.SIZE])
         if not version or version % 2:
             return None
@@ -120,7 +120,7 @@ class Clock:
         self._spells[detail] = first, others + seconds, number + 1
 
     def usual_s(self, detail: str) -> float:
-        """Returns the mean time of `spend` with this detail; 0 if none. The first, which compiled, counts only if alone."""
+        """Returns the mean seconds of `spend` with this detail; 0 if none. The first, which compiled, counts only if alone."""
         first, others, number = self._spells.get(detail, (0.0, 0.0, 0))
         return others / number if number else first
 

@@ -18,7 +18,7 @@ _HERE = ("workdir", "data.dir")  # keys that only say where a run is
 MOST_TOLD = 12  # changes in a line
 _DIGITS = 9  # of a commit, enough to identify it
 _NO_NEWS = ("log.", "tune.", "distributed.")  # sections that change neither the training nor its price
-_BLOCKS = 10  # of the steps that two losses are compared over
+_BLOCKS = 10  # of steps, over which two losses are compared
 
 Curve = Mapping[int, dict]  # step -> metrics
 
@@ -28,8 +28,8 @@ def compare(a: pathlib.Path, b: pathlib.Path) -> dict[str, typing.Any]:
 
     `parted` is the first step at which a metric of training or evaluation differs, None if all are equal to the last bit.
     `held_out` is a line if their held-out texts differ; then no `val/` metric counts. `loss` has the mean of loss B - loss A
-    over the last half of the common steps, and its standard error by blocks of steps (Flyvbjerg and Petersen 1989), if there
-    are at least 20 common steps.
+    over the last half of the common steps, and its standard error by blocks of steps (Flyvbjerg and Petersen 1989); it is
+    None below 19 common steps with a loss.
     """
     paths = [folder / "metrics.jsonl" for folder in (a, b)]
     if absent := [path.parent for path in paths if not path.is_file()]:
@@ -61,7 +61,7 @@ def _of_run(folder: pathlib.Path) -> dict[str, dict]:
 
 
 def _facts(config: dict, start: dict) -> dict[str, dict]:
-    """The inputs of a start, kind -> name -> fact, without secrets and without keys that only say where the run is."""
+    """Returns a start's inputs, kind -> name -> value, without secrets and keys that only say where the run is."""
     hardware = start.get("hardware") or {}
     return {
         "config": {name: key for name, key in _flat(redact(older.known(config))).items() if name not in _HERE},
@@ -90,7 +90,7 @@ def _inputs(a: dict[str, dict], b: dict[str, dict]) -> Iterable[dict]:
 
 
 def since_last_start(folder: pathlib.Path, config: Config, new: dict) -> list[dict]:
-    """Returns what changed since the run's last start, before the new one is recorded; [] if the files are damaged."""
+    """Returns the inputs changed since the last recorded start, rows of `name`, `was`, `is`; [] without a readable start."""
     starts, before = ledger.read(folder)["starts"], files.json_there(folder / "config.json")
     if not starts or not before:
         return []
@@ -108,7 +108,7 @@ def since_last_start(folder: pathlib.Path, config: Config, new: dict) -> list[di
 
 
 def words(changed: list[dict]) -> list[str]:
-    """Returns what `since_last_start` found, for the user: "optim.lr was 0.0003, is 0.0001"."""
+    """Returns the rows of `since_last_start` as lines for the user: "optim.lr was 0.0003, is 0.0001"."""
     lines = []
     for row in changed[:MOST_TOLD]:
         was, now = (_shown(row[key])[: _DIGITS if row["name"] == "code.commit" else None] for key in ("was", "is"))

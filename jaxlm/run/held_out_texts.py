@@ -10,7 +10,7 @@ from jaxlm.config import Config, ConfigError, RunError, config_files
 from jaxlm.data.shards import manifest, shards
 from jaxlm.run import ledger
 
-Texts = dict[str, str]  # source -> what identifies the held-out text that is measured
+Texts = dict[str, str]  # source -> sha256 of its held-out text, and how much of the text is measured, if not all
 
 
 def known(data: typing.Any) -> bool:
@@ -46,7 +46,7 @@ def of_run(folder: pathlib.Path) -> Texts:
 
 
 def differ(a: Mapping[str, str], b: Mapping[str, str], runs: str) -> str:
-    """Returns a line if two runs measure different texts, with what to do; "" if not, or if a run's texts are unknown."""
+    """Returns a line, with a remedy that ends with `runs`, if two runs' texts differ; "" if not, or if texts are unknown."""
     names = sorted(source for source in a.keys() | b.keys() if a.get(source) != b.get(source))
     if not (a and b and names):
         return ""
@@ -57,6 +57,6 @@ def differ(a: Mapping[str, str], b: Mapping[str, str], runs: str) -> str:
 
 
 def since_training(folder: pathlib.Path, data: shards.DataDir, config: Config) -> str:
-    """Returns a line if this held-out text is not the text that the run in a folder measured; "" else."""
+    """Returns a line if the held-out texts of `data` differ from the texts that the run in `folder` measured; else ""."""
     line = differ(of_run(folder), of_data(data, config), "")
     return line and f"not the text that training measured: {line}"

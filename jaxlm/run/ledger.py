@@ -50,9 +50,9 @@ _LISTS: dict[str, Callable[[object], bool]] = {
 
 
 def read(folder: pathlib.Path) -> dict[str, typing.Any]:
-    """Returns what run.json holds: lists of `starts`, `phases`, `passed_over`, `rollbacks`; empty lists without a file.
+    """Returns the content of run.json: lists `starts`, `phases`, `passed_over`, `rollbacks`; empty lists without a file.
 
-    A damaged file becomes run.json.damaged.N, and its undamaged lists are kept: nothing depends on this file alone.
+    Renames a damaged file to run.json.damaged.N, and writes its undamaged lists to a new run.json.
     """
     path, empty = folder / "run.json", {key: [] for key in _LISTS}
     try:
@@ -104,7 +104,7 @@ def put(folder: pathlib.Path, key: str, entries: list) -> None:
 
 
 def roll_back(folder: pathlib.Path, entry: dict) -> None:
-    """Adds a rollback, and drops the phases that ended in its steps, in one write. Raises OSError."""
+    """Adds a rollback, and drops the phases that ended at or after its first step, in one write. Raises OSError."""
     book = read(folder)
     rows = [row for row in book["phases"] if row.get("last_step", 0) < entry["steps"][0]]
     _write(folder, book | {"rollbacks": [*book["rollbacks"], entry | {"time": time.time()}], "phases": rows})
@@ -156,9 +156,9 @@ def record_start(
 def end(
     folder: pathlib.Path, *, step: int, code: int, why: str, cause: str = "", pid: int | None = None, hung: bool = False
 ) -> None:
-    """Writes into run.json how the newest start ended, if it is process `pid` and wrote no ending itself. Never raises.
+    """Writes into run.json how the newest start ended, if its process is `pid` (default: this process). Raises no OSError.
 
-    A supervisor gives its child's `pid`. If the child was ended because it `hung`, its own ending is overwritten.
+    An ending that the start wrote itself stays, unless the supervisor, which gives its child's `pid`, says that it `hung`.
     """
     ended = {"time": _now(), "code": code, "why": redact(why), "cause": cause}
 
@@ -173,7 +173,7 @@ def note(folder: pathlib.Path, mirrored: bool) -> None:
 
 
 def _on_last_start(folder: pathlib.Path, facts: Callable[[dict], dict], pid: int | None = None) -> None:
-    """Adds facts to the newest start, if that is the process `pid` (by default this process)."""
+    """Adds `facts(start)` to the newest start, if its process is `pid` (by default this process)."""
     try:
         book = read(folder)
         last = book["starts"][-1] if book["starts"] else {}
@@ -190,7 +190,7 @@ def lock(folder: pathlib.Path) -> typing.IO[str]:
 
 
 def machine() -> dict[str, str]:
-    """Returns what identifies this machine and its last boot. `boot_id` is "" on systems that have none."""
+    """Returns this machine's `host` name, and the `boot_id` of its last boot, "" on systems that have none."""
     boot_id = ""
     with contextlib.suppress(OSError):
         boot_id = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()

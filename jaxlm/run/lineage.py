@@ -1,4 +1,4 @@
-"""Follows a run back to its origins, and says what each of them took, as far as their files tell."""
+"""Follows a run back to its origins, and reads the steps, time, cost and main figure of each from their files."""
 
 import contextlib
 import math
@@ -22,7 +22,7 @@ _COMMANDS = ("train", "-m", "jaxlm.main")  # words of a command line before the 
 
 
 class Origin(typing.NamedTuple):
-    """A run, or a model from elsewhere, that another run began with; `last`: its step then, infinite if unknown."""
+    """A run, or a model from elsewhere, from whose step `last` another run began; `last` is infinite if unknown."""
 
     folder: pathlib.Path
     last: float
@@ -36,7 +36,7 @@ def records(folder: pathlib.Path) -> list[dict]:
 
 
 def latest(records: Iterable[dict]) -> dict:
-    """Returns the newest record, by wall time: its clocks cover the run. After a rollback its step is not the highest."""
+    """Returns the record with the largest `wall_s`, {} without records. After a rollback its step may not be the highest."""
     return max(records, key=lambda record: record.get("wall_s") or 0.0, default={})
 
 
@@ -62,7 +62,7 @@ def origins(folder: pathlib.Path) -> list[Origin]:
 def stages(before: Sequence[Origin], folder: pathlib.Path) -> list[dict[str, typing.Any]]:
     """Returns a row for each stage that made the run in `folder`, first to last: the data, the earlier runs, the run itself.
 
-    `held_out` is a line where a run and the previous one measure different held-out texts. [] if the run has no origin.
+    `held_out` is a line if a row's run and the previous run measure different held-out texts. [] if the run has no origin.
     """
     if not before:
         return []
@@ -74,7 +74,7 @@ def stages(before: Sequence[Origin], folder: pathlib.Path) -> list[dict[str, typ
 
 
 def commands(folder: pathlib.Path, usd_per_hour: float) -> list[dict[str, typing.Any]]:
-    """Returns the seconds and dollars of each command of a script. Raises ConfigError if a file holds no number."""
+    """Returns a row (name, seconds, dollars) for each file in `folder`, which holds a command's seconds. Raises ConfigError."""
     if not folder.is_dir():
         what = "there is no such folder; it should have a file NAME with the seconds of each command"
         raise ConfigError(f"--took={folder}: {what}")
@@ -90,7 +90,7 @@ def commands(folder: pathlib.Path, usd_per_hour: float) -> list[dict[str, typing
 
 
 def curves(program: str, records: Sequence[dict]) -> dict[str, list[tuple[int, float]]]:
-    """Returns the main figures of a kind of training, if they are no losses: words -> (step, value), held-out first."""
+    """Returns words -> [(step, value)] of a kind of training's main figures, held-out first; {} if these are losses."""
     return {words: _points(records, metric) for metric, words in _FIGURES.get(program, ())}
 
 
@@ -113,7 +113,7 @@ def _run(folder: pathlib.Path, last: float) -> dict[str, typing.Any]:
 
 
 def _figure(program: str, records: Sequence[dict]) -> dict[str, typing.Any]:
-    """The main figure of a kind of training, at the start and at the end; "begin" is None if it was measured once."""
+    """Returns the main figure of a kind of training, at the start and at the end; "begin" is None if it was measured once."""
     for metric, words in _FIGURES.get(program, _LOSS):
         if figures := [figure for _, figure in _points(records, metric)]:
             return {"figure": words, "begin": figures[0] if len(figures) > 1 else None, "end": figures[-1]}
@@ -125,7 +125,7 @@ def _points(records: Sequence[dict], metric: str) -> list[tuple[int, float]]:
 
 
 def _config_name(command: object) -> str:
-    """The config that a command line names: "sft" of `jaxlm train sft ...`; "" if it names none."""
+    """Returns the config that a command line names: "sft" of `jaxlm train sft ...`; "" if it names none."""
     words = [word for word in command if isinstance(word, str)] if isinstance(command, list) else []
     named = [word.removeprefix("--config=") for word in words if word.startswith("--config=")]
     values = {i + 1 for i, word in enumerate(words) if word.startswith("--") and "=" not in word}
@@ -134,7 +134,7 @@ def _config_name(command: object) -> str:
 
 
 def _data(folder: pathlib.Path) -> list[dict[str, typing.Any]]:
-    """A row for the prepared data of the run in `folder`, if it has any: documents read and kept."""
+    """Returns a list with one row for the run's prepared data, with documents read and kept; [] without prepared data."""
     config = config_of(folder)
     if not config or config.origin or config.program != "pretrain":
         return []

@@ -76,7 +76,7 @@ class _Guarded:
 class TensorBoard(_Guarded):
     """Writes an event file for TensorBoard, one for each start. tensorboardX creates the events.
 
-    tensorboardX's writer is not used: after a moment of a full disk its thread is dead, and the eleventh scalar hangs.
+    tensorboardX's writer is not used: once the disk was full its thread is dead, and writing an eleventh scalar hangs.
     """
 
     def __init__(self, folder: pathlib.Path, first: int, on_full: Callable[[], None] | None = None):

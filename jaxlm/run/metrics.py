@@ -70,7 +70,7 @@ class Appender:
             self._failing, self._dropped = "", 0
 
     def _attempt(self) -> OSError | None:
-        """Writes all records that wait, until one fails; returns why."""
+        """Writes the waiting records until one fails; returns its error, or None."""
         try:
             if self._waiting and self._descriptor < 0:
                 self._open()
@@ -117,7 +117,7 @@ class JsonLines(Appender):
 
 
 def records(path: pathlib.Path, containing: str = "") -> Iterator[dict]:
-    """Yields the records of metrics.jsonl; none without a file. `containing`: only of lines with this text, faster."""
+    """Yields the records of metrics.jsonl, none without a file; only from lines that contain the text `containing`."""
     try:
         lines = open(path, encoding="utf-8", errors="replace")
     except FileNotFoundError:

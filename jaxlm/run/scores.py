@@ -1,4 +1,4 @@
-"""The scores that choose a run's best checkpoints: `checkpoint.best_metric`, any name in metrics.jsonl. Imports no JAX."""
+"""Scores a run's checkpoints by the metric `checkpoint.best_metric`, any name in metrics.jsonl. Imports no JAX."""
 
 import difflib
 import json
@@ -14,7 +14,7 @@ _EVALUATIONS = ("val/", "eval/")  # prefixes of metrics that are not measured at
 
 
 class Scores(dict[int, float]):
-    """step -> the score of a checkpoint, of which the lowest is best: the metric, or its negative if the highest is best.
+    """Step -> score of a checkpoint; the lowest is best. It is the metric, or its negative if `best_is` is "highest".
 
     `losses`: step -> held-out loss, NaN if it was not finite.
     """
@@ -26,7 +26,7 @@ class Scores(dict[int, float]):
         self.losses: dict[int, float] = {}
 
     def note(self, step: int, figures: Mapping[str, object]) -> None:
-        """Takes the metric of a step from its figures for metrics.jsonl. The last value of a step counts."""
+        """Sets the score of `step` from its record for metrics.jsonl, if that has the metric. The last value counts."""
         self._names |= figures.keys()
         if self._config.best_metric in figures:
             figure = figures[self._config.best_metric]
@@ -41,7 +41,7 @@ class Scores(dict[int, float]):
         return self
 
     def pairs(self) -> list[list[list[float]]]:
-        """Returns scores and losses as lists of pairs, for processes that can't read the run's files; see `take`."""
+        """Returns [scores, losses], each a list of [step, value], for processes that can't read the run's files; see `take`."""
         return [list(map(list, figures.items())) for figures in (self, self.losses)]
 
     def take(self, scores: Sequence[Sequence[float]], losses: Sequence[Sequence[float]]) -> None:
@@ -56,7 +56,7 @@ class Scores(dict[int, float]):
     def missing(self) -> str:
         """Returns a line if there was an evaluation, and no metric is called `checkpoint.best_metric`; else "".
 
-        The default, `val/loss`, may be missing: nothing need be held out.
+        The default, `val/loss`, may be missing, since a run may have no held-out text.
         """
         name = self._config.best_metric
         kind = next((kind for kind in _EVALUATIONS if name.startswith(kind)), "")

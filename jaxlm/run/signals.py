@@ -54,7 +54,7 @@ class StopSignal:
         self._before.clear()
 
     def ask(self, why: typing.Any) -> None:
-        """Asks all processes to stop at the same step. The first `loop.Ending` (None for a signal) counts."""
+        """Asks all processes to stop at the same step. `why`: a `loop.Ending`, None for a signal; the first Ending counts."""
         self._why = self._why or why
         if not self._requested.is_set():
             self._requested.set()
@@ -77,11 +77,11 @@ class StopSignal:
         return jax.process_count() == 1 and self.asked()
 
     def why(self) -> typing.Any:
-        """Returns the `loop.Ending` that was asked for, the same on all processes once `requested`; None for a signal."""
+        """Returns the `loop.Ending` given to `ask`, the same on all processes once `requested` is True; None for a signal."""
         return self._why
 
     def _of_any_process(self) -> typing.Any:
-        """The ending asked for by the lowest-numbered process that asked for one, with that process's number."""
+        """Returns the Ending of the lowest-numbered process that has one, with that process's number; None if none has."""
         why = self._why
         if why is not None:
             why = dataclasses.replace(why, why=f"process {jax.process_index()}: {why.why[:1000]}")

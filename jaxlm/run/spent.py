@@ -43,22 +43,22 @@ def process_began() -> float:
 
 
 def opening(record: dict, usd_per_hour: float, refused: bool = False) -> dict:
-    """Returns the first record of a start: `record`, its machine and its price. See `carry_on`.
+    """Returns the first record of a start: `record` and the start's machine and price. See `carry_on`.
 
-    The start may die before run.json lists it; then the next start learns from this record what the time since cost.
+    If the start dies before run.json lists it, the next start reads the machine and the price from this record.
     `refused`: it is also the last record, since the start ends with exit code 2 before its first step.
     """
     return record | {metrics.START: ledger.machine() | {"usd_per_hour": usd_per_hour, "refused": refused}}
 
 
 def carry_on(folder: pathlib.Path, clock: Clock) -> Earlier:
-    """Adds the seconds of earlier starts to the clock, says which steps they did, and returns what they cost.
+    """Adds the seconds of earlier starts to the clock, sets its `redo` to their last step, and returns their time and cost.
 
     If the previous start ran on this machine, which has not been rebooted since, the time from its last record until now was
-    paid for too, at its price. That time counts as DOWN, or as HUNG as far as the supervisor says so. It does not count if
-    that start did all its steps, or was refused before its first one.
+    paid for too, at its price. That time counts as HUNG for the seconds that the supervisor reports, else as DOWN. It does not
+    count if that start did all its steps, or was refused before its first step.
 
-    Reads metrics.jsonl and run.json, so only the first process calls this. Time without activities counts as STEP.
+    Reads metrics.jsonl and run.json, so only the first process calls this. If a record has no activities, its time is STEP.
     """
     highest, last = 0, None
     for record in metrics.records(folder / "metrics.jsonl"):
@@ -81,7 +81,7 @@ def carry_on(folder: pathlib.Path, clock: Clock) -> Earlier:
 
 
 def _before(last: dict, starts: list[dict]) -> dict:
-    """Returns the previous start as in run.json, or from its `opening` if it died too early; {} if there is none."""
+    """Returns the previous start from run.json, or from its `opening` if it died before any other record; {} if none."""
     start = starts[-1] if starts else {}
     opened = last.get(metrics.START)
     if not isinstance(opened, dict):
@@ -115,7 +115,7 @@ def _gap(clock: Clock, last: dict, start: dict) -> float:
 
 
 def _not_the_run_s(start: dict) -> bool:
-    """True if the time after a start is not the run's: the start did all its steps, or was refused before its first one."""
+    """True if the run does not pay for the time after a start: it did all its steps, or was refused before its first step."""
     ended = start.get("ended")
     if not isinstance(ended, dict):
         return False

@@ -72,9 +72,9 @@ def _end_when_alone(parent: int) -> None:
 
 
 def stop_at_once_until_training() -> None:
-    """SIGTERM and SIGHUP become KeyboardInterrupt, as ctrl-C: before the first step there is nothing to save.
+    """Makes SIGTERM and SIGHUP raise KeyboardInterrupt, as ctrl-C does: before the first step there is nothing to save.
 
-    Further signals of the same request are ignored, so that the run can end. Call it when all modules are imported: an
+    Further signals of the same request are ignored, so that the run can end. Call this when all modules are imported: an
     exception inside an import may become a traceback, or be swallowed. Raises KeyboardInterrupt if a signal came while
     `interrupts` held them. A SIGHUP or ctrl-C that is ignored, as under nohup, stays ignored. `signals.StopSignal` takes
     over the signals later.
@@ -87,12 +87,12 @@ def stop_at_once_until_training() -> None:
 
 
 class Requests:
-    """The signals that asked to stop, in `came`, each with the `time.monotonic()` at which it came.
+    """The signals that asked this process to stop: `came` lists them as (signal, `time.monotonic()`).
 
     One request may come as several signals: when a terminal closes (SIGHUP, SIGTERM), when a group and its leader both get
     SIGTERM, when a cloud sends SIGTERM around its notice. So a second request is only a ctrl-C after any signal, or a SIGTERM
-    more than a second after a SIGTERM that no notice announced. In a child only SIGINT is a second request, which the
-    supervisor sends: the child gets further SIGTERMs if all processes do, and when the supervisor dies.
+    more than a second after a SIGTERM that no notice announced. In a supervisor's child only SIGINT, which the supervisor
+    sends, is a second request: the child gets further SIGTERMs if all processes get them, and when the supervisor dies.
     """
 
     def __init__(self):
@@ -118,7 +118,7 @@ requests = Requests()  # of this process
 
 
 def mark_fault() -> None:
-    """Tells the supervisor that a fault of storage or network ends this start, which a later start may not meet."""
+    """Tells the supervisor that a fault of storage or network ends this start; a later start may not meet that fault."""
     if pulse := clock.Pulse.of_parent():
         step, _, activity, _ = pulse.read() or (0, 0.0, clock.START, "")
         pulse.write(step, activity, clock.FAULT)

@@ -63,7 +63,7 @@ def saved_config(folder: pathlib.Path) -> config_dict.ConfigDict | None:
 
 
 def check_same_batches(folder: pathlib.Path, fingerprint: Mapping[str, str], as_before: str = "") -> None:
-    """Raises ConfigError if the newest checkpoint was trained on other batches. The restore checks again, and more."""
+    """Raises ConfigError if the newest checkpoint was trained on other batches. `as_before`: advice for an older run."""
     checkpoints = folder / "checkpoints"
     if keep.begun(checkpoints):
         newest = max(keep.steps(checkpoints))
@@ -79,7 +79,7 @@ def check_same_batches(folder: pathlib.Path, fingerprint: Mapping[str, str], as_
 
 
 def check_data_seed(config: Config) -> None:
-    """Raises ConfigError if the data of the run is gone, and would be made again with other held-out documents."""
+    """Raises ConfigError if the run's data is gone, and `data.seed` changed: other documents would be held out."""
     folder, gone = pathlib.Path(config.workdir), not (pathlib.Path(config.data.dir) / MANIFEST).is_file()
     saved = saved_config(folder) if gone and has_checkpoints(folder) else None
     if saved and (seed := max(saved.data.seed, 0)) != max(config.data.seed, 0):
@@ -111,7 +111,7 @@ def check_same_optimizer(folder: pathlib.Path, optim: OptimConfig) -> None:
 def _check_same(
     folder: pathlib.Path, what: str, name: str, section: ModelConfig | OptimConfig, keys: Collection[str]
 ) -> None:
-    """Compares these keys of a section with the config of the folder's checkpoints, if there are any."""
+    """Raises ConfigError if a key of `section` differs from the folder's saved config, if the folder has checkpoints."""
     saved, checkpoints = folder / "config.json", folder / "checkpoints"
     if not saved.is_file() or not checkpoints.is_dir() or not any(checkpoints.iterdir()):
         return

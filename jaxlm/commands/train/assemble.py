@@ -26,7 +26,7 @@ def make(
     clock: Clock,
     stack: contextlib.ExitStack,
 ) -> tuple[list[Hook], list[Watch]]:
-    """Returns the hooks and the watches. What they open is closed with `stack`."""
+    """Returns the hooks and the watches. `stack` closes the files that they open."""
     c, kind, folder, scores, ends = ready.config, opened.kind, opened.folder, opened.scores, bill.milestones
     model, data, mesh, order = ready.parts.model, ready.data.data, ready.parts.mesh, ready.data
     # Overfit gets the training loss as a watch, and the held-out loss from the hook HeldOut.

@@ -69,7 +69,7 @@ class Chats(Kind):
         return self._first_weights(config).with_prompt(config.adapter, self._tokenizer, config.seed)
 
     def _first_weights(self, config: Config) -> Origin:
-        """The model to begin with; with `keeps_origin`, the same checkpoint as at the run's first start."""
+        """Returns the model to begin with; with `keeps_origin`, the same checkpoint as at the run's first start."""
         checkpoints, bases = pathlib.Path(config.workdir) / "checkpoints", []
         if self.keeps_origin and config.origin_checkpoint == "latest" and keep.begun(checkpoints):
             metas = restore.read_metas(checkpoints, keep.steps(checkpoints))
@@ -167,7 +167,7 @@ class Pairs(Chats):
 
 
 def tokenizer(config: Config) -> coder.Coder:
-    """Returns the origin's tokenizer; ours gets ChatML's tokens if it has none. Raises ConfigError."""
+    """Returns the origin's tokenizer; a tokenizer of jaxlm gets ChatML's tokens if it lacks them. Raises ConfigError."""
     if not config.origin:
         raise ConfigError(
             f"{config.program} begins with a model: --config.origin=RUN, or the folder of a Hugging Face model"
@@ -189,7 +189,7 @@ def _keep_base(base: Origin, workdir: pathlib.Path) -> None:
 
 
 def _adapter(config: Config, speaker: coder.Coder) -> adapters.Adapter | None:
-    """The adapter of a config. Raises ConfigError if its model would never learn to end an answer."""
+    """Returns the adapter of a config, if any. Raises ConfigError if the model would hardly learn to end an answer."""
     rows = origin.trained_rows(config.adapter, speaker)
     if config.adapter.kind == "prompt" and config.examples.template == "chatml":
         raise ConfigError(
@@ -207,7 +207,7 @@ def _adapter(config: Config, speaker: coder.Coder) -> adapters.Adapter | None:
 def examples(
     config: Config, tokenizer: coder.Coder, text: replay.Text | None, pairs: bool = False, closed: bool = False
 ) -> packed.Packed:
-    """Reads the examples, reports on them and shows the first; writes the report and the tokenizer into the run's folder.
+    """Returns the examples; reports on them, shows the first, and writes report and tokenizer into the run's folder.
 
     `text` is replayed between the examples; `closed`: rows also hold the last token of each text.
     """
@@ -231,7 +231,7 @@ def examples(
 
 
 def base_text(config: Config, tokenizer: coder.Coder) -> replay.Text | None:
-    """Returns the text that the base was trained on, or `replay.path`; None, with a line, if that is missing."""
+    """Returns the text of `replay.path`, else the text that the origin was trained on; None, with a line, without either."""
     path, d = config.replay.path or origin.pretrained_on(config.origin), config.data
     if not path:
         say(f"the text that {config.origin} was trained on is not here, so none is replayed: --config.replay.path=TEXT")

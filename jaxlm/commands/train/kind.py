@@ -1,4 +1,4 @@
-"""What a kind of training gives to the training loop: its objective, data, batches and evaluation."""
+"""Defines what each kind of training gives to the training loop: its objective, data, batches and evaluation."""
 
 import dataclasses
 import pathlib
@@ -60,7 +60,7 @@ class Kind:
         return make(config, mesh, self.objective, self.adapter, self.rows)
 
     def data(self, config: Config) -> Order:
-        """Opens the data; builds it first if it is missing. Called on all processes."""
+        """Returns the opened data, after building it if it is missing. Called on all processes."""
 
     def as_before(self, data: Order) -> str:
         """Returns how older versions read the same data, in words (`packed.Texts.as_before`); "" if in the same way."""
@@ -70,14 +70,14 @@ class Kind:
         """Returns the weights to begin from; None for new ones."""
 
     def begin(self, ready: Ready, state: TrainState, frozen: base.Variables) -> Ready:
-        """Returns `ready` with what is computed from the model (`state`, `frozen`) before the first step of a start."""
+        """Returns `ready` with data or rollouts that need the model (`state`, `frozen`), before the first step of a start."""
         return ready
 
     def batches(self, ready: Ready, done: int, failed: Callable[[Exception], object]) -> loop.Batches:
         """Returns the batches of the steps after `done`. `failed`: see `batches.LoaderBatches`."""
 
     def held_out(self, ready: Ready) -> Evaluator | None:
-        """Returns what measures the model on held-out text; None if no text is held out."""
+        """Returns a function that measures the model on held-out text; None if no text is held out."""
 
     def passes(self, data: Order, steps: int) -> dict[str, float]:
         """Returns source -> how many epochs of it a run of `steps` steps is, for the first lines."""

@@ -59,7 +59,7 @@ class Rewards(Chats):
         return policy.make(model, config)
 
     def data(self, config: Config) -> prompts.Prompts:
-        """Opens the prompts, and keeps the tokenizer in the run's folder. Raises ConfigError if several processes train."""
+        """Returns the prompts; writes the tokenizer into the run's folder. Raises ConfigError if several processes train."""
         if jax.process_count() > 1:
             raise ConfigError(f"{config.program} runs in one process, on all of its devices: start it once")
         tokenizer = self._tokenizer
@@ -76,7 +76,7 @@ class Rewards(Chats):
         return prompts.make(config, chat.dated(tokenizer, ledger.moment(self._folder)), self._process, say)
 
     def origin(self, config: Config) -> Origin:
-        """The model to begin with; its value head is the reward model's if `policy.value_from` says so."""
+        """Returns the model to begin with; its value head is the reward model's if `policy.value_from` is "reward"."""
         model = super().origin(config)
         if config.policy.value_from != "reward":
             return model
@@ -91,7 +91,7 @@ class Rewards(Chats):
         return dataclasses.replace(model, trained=lambda: {"value": value} | model.trained())
 
     def begin(self, ready: Ready, state: TrainState, frozen: base.Variables) -> Ready:
-        """Creates the rollouts, which generate the batches."""
+        """Creates the rollouts, which generate the batches; returns `ready` unchanged."""
         c, parts = ready.config, ready.parts
         self._rollouts = None  # of the attempt before a rollback: its memory is needed
         room = ready.data.room + c.rollout.max_new_tokens

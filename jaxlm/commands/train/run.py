@@ -155,7 +155,7 @@ class Attempt:
         self.stop.ask(loop.failure("no batch", self.clock.step + 1, error))
 
     def _restore(self, checkpointer: Checkpointer) -> tuple[Ready, TrainState, Variables]:
-        """Returns (ready, state, frozen variables) of the newest good state."""
+        """Returns (ready, state, frozen variables) of the newest good checkpoint; without a checkpoint, of the origin."""
         kind, ready, parts = self.opened.kind, self.opened.ready, self.opened.ready.parts
         rollbacks, where = self._rollbacks(), checkpointer.directory
         for step in from_first(lambda: stability.spoiled(restore.read_metas(where, checkpointer.steps()), rollbacks)):
@@ -180,7 +180,7 @@ class Attempt:
         return dataclasses.replace(ready, data=data, base=base), state, frozen
 
     def _pass_over(self, done: int, saved: list, spoiled: list) -> Order:
-        """The data without the batches that rollbacks and `stability.skip` skip."""
+        """Returns the data without the batches that rollbacks and `stability.skip` skip; says which, and updates run.json."""
         data, skipped = self.opened.ready.data, self.opened.settled.runs.stability.windows
         windows, late = stability.passed_over(saved, [*spoiled, *skipped], data.passing_over(saved).batch_number(done))
         for first, last in late:

@@ -1,13 +1,13 @@
-"""Checkpoints by Orbax: asynchronous, rotated, verified. Any mesh restores what another one wrote.
+"""Checkpoints by Orbax: asynchronous, rotated, verified. Any mesh can restore a checkpoint that another mesh wrote.
 
 `checkpoints/<step>/` holds `params` (the only item that sampling and export read), `train` (the optimizer's state and
 the counters), `meta` (step, resolved config, fingerprint of the data, digest of every array) and `checksums.json`, which
-says that the arrays were read back from the disk, and were what the devices held.
+is written once the arrays, read back from the disk, equal the arrays on the devices.
 
-    store     the checkpoints of a run            saving    one save, in a thread, with the votes of several processes
-    restore   one checkpoint, by all processes    verify    reads back; checksums of files
-    meta      what a checkpoint is made of        digest    one number for an array
-    keep      which to keep, and room for them    pace      how often to save
-    damage    damage and errors of disks, in words
-    mirror    copies verified checkpoints elsewhere; mirror_worker does it, remote reads and writes there
+    store     the checkpoints of a run            saving    one save, in a thread; several processes vote on its success
+    restore   one checkpoint, by all processes    verify    reads arrays back; writes checksums of files
+    meta      the items and metadata              digest    one number for an array
+    keep      which to keep; room on the disk     pace      how often to save
+    damage    tells damage from errors of the disk; puts errors into words
+    mirror    starts copies of verified checkpoints elsewhere; mirror_worker copies, by the file operations in remote
 """

@@ -11,7 +11,7 @@ import typing
 from jaxlm.config import ConfigError, RunError
 from jaxlm.host.files import chain
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the last by a limit of the shell
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # EFBIG: the file is larger than the shell's `ulimit -f` allows
 # Disk errors that may pass: a full disk, a quota, a bad block or cable, a remount, a network folder that moved.
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN)
 # Words of errors that a damaged file never causes.
@@ -102,7 +102,7 @@ def passing(error: BaseException) -> bool:
 
 
 def words(error: BaseException, place: object) -> str:
-    """Returns one line: what went wrong, and the path in the error, or `place` if it has none."""
+    """Returns one line: the error's reason, and the path in the error, or `place` if the error has no path."""
     errors, code = chain(error), number(error)
     for link in errors:
         if isinstance(link, ToldError):
@@ -118,7 +118,7 @@ def words(error: BaseException, place: object) -> str:
 
 
 def move_aside(directory: pathlib.Path, step: int) -> pathlib.Path:
-    """Moves a damaged checkpoint to WORKDIR/damaged, so that its step can be saved again. Returns where it is."""
+    """Moves a damaged checkpoint to WORKDIR/damaged, so that its step can be saved again. Returns its new path."""
     folder = directory.parent / "damaged"
     folder.mkdir(exist_ok=True)
     target = next(p for n in range(10**6) if not (p := folder / f"{step}.{n}").exists())

@@ -56,8 +56,8 @@ def _split(piece: np.ndarray, start: Sequence[int], most: int) -> Iterator[tuple
 
 
 def _hash(piece: np.ndarray, start: Sequence[int], shape: Sequence[int]) -> int:
-    """Returns a small piece's share of the digest: `mix` of ops/bits, in place, in as few passes as possible."""
-    h, step = np.zeros((1,) * piece.ndim, np.uint32), 0x9E3779B1  # `numbers` of ops/bits: the constant times the index
+    """Returns a small piece's share of the digest: `mix` of ops/quantize.py, in place, in as few passes as possible."""
+    h, step = np.zeros((1,) * piece.ndim, np.uint32), 0x9E3779B1  # `numbers` of ops/quantize: this times the index
     for axis in reversed(range(piece.ndim)):
         along = np.arange(start[axis], start[axis] + piece.shape[axis], dtype=np.int64).astype(np.uint32)
         along *= np.array(step % 2**32, np.uint32)

@@ -1,4 +1,4 @@
-"""Which checkpoints to keep, and their room on the disk: how much they will need, and a reserve for a full disk.
+"""Decides which checkpoints to keep, estimates the disk space that they will need, and keeps a reserve for a full disk.
 
 Neither `statvfs` nor a sparse file tells whether a write will succeed: quotas, network folders and overlays lie. So the
 reserve is a file of real blocks: when the disk is full, deleting that file makes room for the logs and the ledger.
@@ -27,7 +27,7 @@ def steps(checkpoints: pathlib.Path) -> list[int]:
 
 
 def imported(checkpoints: pathlib.Path) -> bool:
-    """True if there are only the weights of an imported model: no step has been saved yet."""
+    """True if the only checkpoint is step 0 with the weights of an imported model: the run has saved no step yet."""
     first = checkpoints / "0"
     return steps(checkpoints) == [0] and (first / "params").is_dir() and not (first / "train").is_dir()
 
@@ -70,7 +70,7 @@ def ranked(steps: Iterable[int], scores: Mapping[int, float]) -> list[int]:
 
 
 def need(checkpoints: pathlib.Path, step: int, run: pathlib.Path) -> None:
-    """Keeps a checkpoint for good, since another run's adapter needs it as its base. To undo it, delete STEP.needed."""
+    """Writes STEP.needed, so that rotation never deletes the checkpoint: the adapter of `run` needs it as its base."""
     file, line = checkpoints / f"{step}.needed", f"{run.resolve()}\n"
     if not file.is_file() or line not in file.read_text("utf-8"):
         with file.open("a", encoding="utf-8") as out:
@@ -82,7 +82,7 @@ def needed(checkpoints: pathlib.Path) -> set[int]:
 
 
 def most(config: CheckpointConfig, steps: int, pinned: int) -> int:
-    """Returns the most checkpoints that a run has at once, including the one being written."""
+    """Returns the largest number of checkpoints that a run has at once, including the checkpoint being written."""
     every = steps // config.keep_every if config.keep_every else 0
     return config.keep_last + config.keep_best + every + pinned + 1
 
@@ -120,7 +120,7 @@ class Reserve:
         return False
 
     def make(self, most: float = math.inf) -> bool:
-        """Writes the file, unless it exists. Returns True if it now exists. Never raises."""
+        """Writes the file, of at most `most` bytes, if it is missing and twice its size is free. Returns True if it exists."""
         self._bytes = int(min(self._bytes, most))
         if self._bytes and not self.held:
             try:
@@ -140,7 +140,7 @@ class Reserve:
 
 
 def is_full(checkpoints: pathlib.Path, seconds: float) -> bool:
-    """True if the disk has no room for another checkpoint like the largest, by a trial; False if that takes too long."""
+    """True if the disk is full: a trial file of the largest checkpoint's size does not fit. False if `seconds` pass before."""
     trial = checkpoints / RESERVE
     try:
         folders = [path for path in checkpoints.iterdir() if path.is_dir()]
@@ -155,7 +155,7 @@ def is_full(checkpoints: pathlib.Path, seconds: float) -> bool:
 
 
 def _fill(path: pathlib.Path, size: int, seconds: float = math.inf) -> None:
-    """Writes up to `size` bytes in up to `seconds`; random ones, since some file systems store no zeros."""
+    """Writes `size` bytes, or fewer if `seconds` pass. The bytes are random, since some file systems store no zeros."""
     end = time.monotonic() + seconds
     with open(path, "wb") as file:
         for start in range(0, size, _BLOCK):

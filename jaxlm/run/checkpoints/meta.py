@@ -1,4 +1,4 @@
-"""What a checkpoint consists of: the items that hold its arrays, and besides config, fingerprint of the data, digests.
+"""Defines the content of a checkpoint: the items with its arrays, and its metadata (config, fingerprint of the data, digests).
 
 Each trained collection is an item with the collection's name, such as `params`. The item `train` holds the optimizer's
 state and the counters, and `running` if the objective adapts scalars. Orbax restores only a tree with the saved structure.
@@ -23,9 +23,9 @@ _COUNTERS = ("step", "skipped", "skipped_in_a_row")  # of a train state
 
 
 def of_run(config: Config, data: Order, base: Mapping[str, str | int]) -> dict:
-    """What a run adds to each checkpoint besides the arrays. It holds no secrets, since checkpoints are given to others.
+    """Returns the metadata that a run adds to each checkpoint, without secrets, since checkpoints are given to others.
 
-    `base` identifies the origin of frozen variables, if there are any.
+    `base` identifies the checkpoint or model from which frozen variables come; it is empty if no variables are frozen.
     """
     return {
         "config": redact(dataclasses.asdict(config)),
@@ -40,10 +40,10 @@ def sealed(meta: dict, step: int, digests: dict[str, int]) -> dict:
 
 
 def read(folder: pathlib.Path, must_be_sealed: bool = False) -> dict:
-    """Returns the dict that was saved in a checkpoint's folder. Raises CorruptCheckpointError, OSError.
+    """Returns the metadata of the checkpoint in `folder`, without their seal. Raises CorruptCheckpointError, OSError.
 
     Args:
-      must_be_sealed: True to refuse a dict without a seal, as older checkpoints have.
+      must_be_sealed: if True, metadata without a seal count as damaged; older checkpoints have no seal.
     """
     step = int(folder.name)
     try:
@@ -63,7 +63,7 @@ def read(folder: pathlib.Path, must_be_sealed: bool = False) -> dict:
 
 
 def to_items(state: TrainState) -> dict[str, dict]:
-    """Returns name -> item, the items of a checkpoint. The state's leaves may be arrays, shapes or shardings."""
+    """Returns the items of a state's checkpoint by their names. The state's leaves may be arrays, shapes or shardings."""
     train = {"opt_state": state.opt_state} | {name: getattr(state, name) for name in _COUNTERS}
     if state.running:
         train["running"] = state.running
@@ -73,7 +73,7 @@ def to_items(state: TrainState) -> dict[str, dict]:
 
 
 def from_items(items: dict[str, dict], like: TrainState) -> TrainState:
-    """Returns the state that `items` hold, with the same collections as `like`."""
+    """Returns `like` with its parameters, optimizer's state, counters and running scalars replaced by those in `items`."""
     train = items["train"]
     return dataclasses.replace(
         like,

@@ -1,6 +1,6 @@
-"""Keeps copies of a run's verified checkpoints and of its logs elsewhere, and brings them back when the folder is gone.
+"""Copies a run's verified checkpoints and logs to another folder or URL, and restores them if the run's folder is lost.
 
-A separate process (`mirror_worker`) copies, so that hanging storage can be abandoned. Nothing here imports JAX.
+A separate process (`mirror_worker`) copies, so that the run can abandon storage that hangs. Nothing here imports JAX.
 """
 
 import contextlib
@@ -46,8 +46,8 @@ class Mirror:
     """The mirror of one run: on the first process only, which sees all files of a checkpoint.
 
     A mirror that is full, read-only or out of reach never stops the training: one line says so (`failing`), and the next
-    checkpoint tries again. `pinned` (milestones) and `scores` are as in `keep.obsolete`; the caller may add steps later. Raises
-    ConfigError if nothing can be mirrored to such a URL. No message contains the URL's secrets.
+    checkpoint tries again. `pinned` (milestones) and `scores` are as in `keep.obsolete`; the caller may add steps to them.
+    Raises ConfigError if such a URL can't hold a mirror. No message contains the URL's secrets.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Mirror:
         return step
 
     def _fetch(self, alive: Callable[[], None]) -> int | None:
-        """Restores the newest whole checkpoint; returns its step. Replaces a late worker as long as files arrive."""
+        """Restores the newest whole checkpoint; returns its step or None. Restarts a late or dead worker while files arrive."""
         came = []
 
         def note(event: dict) -> None:
@@ -163,7 +163,7 @@ class Mirror:
         return not (self._thread and self._thread.is_alive())
 
     def close(self, timeout: float) -> bool:
-        """Waits for the copies that are due and the logs; True if pinned and newest checkpoints were read back."""
+        """Waits up to `timeout` seconds for copies and logs. True if no copy is left, and the newest step's copy is whole."""
         if not self._closing:
             self._closing = True
             if self._wanted:
@@ -258,7 +258,7 @@ class Mirror:
         self._whole, self._partial = set(answer["whole"]), set(answer["partial"])
 
     def _claim(self, timeout_s: float) -> str:
-        """Makes this start own the mirror, once. Returns "" or why it can't be written. Raises Refused if another run does."""
+        """Claims the mirror for this start, once. Returns "" or why it is unwritable. Raises Refused if another run owns it."""
         if self._run_id:
             return ""
         path, local = self._workdir / ".run_id", self._local_steps()
@@ -291,7 +291,7 @@ class Mirror:
     ) -> dict:
         """Gives a job of `mirror_worker.JOBS` to the process that copies, and returns its result. Raises Trouble.
 
-        A job starts the process if it is not running: at first, or after it died or was late. `note` gets each event.
+        The first job starts the process, and so does a job after the process died or was late. `note` gets each event.
         """
         if self._stopped:
             raise Abandoned("its time is up", late=False)
@@ -344,7 +344,7 @@ def _say(line: str) -> None:
 
 
 def check(url: str, workdir: pathlib.Path) -> None:
-    """Raises ConfigError if nothing can be mirrored from `workdir` to this URL. Reads and writes nothing."""
+    """Raises ConfigError if this URL can't hold a mirror of `workdir`. Reads and writes no files."""
     shown = f"config.checkpoint.mirror={redact_url(url)}"
     protocol = url.partition("://")[0] if "://" in url else "file"
     module, extra = _EXTRAS.get(protocol, ("fsspec", ""))

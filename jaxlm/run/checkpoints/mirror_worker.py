@@ -2,9 +2,9 @@
 
 Each job is answered with events, then `done` or `error`. The mirror holds:
 
-run_id.json                        the run that owns the mirror, and the start of it that writes here
+run_id.json                        the run that owns the mirror, and which start of that run writes here
 config.json, metrics.jsonl, ...    the newest logs of the run, and logs.json with their sizes and sha256
-checkpoints/<step>/                the files of the checkpoint; `workdir/` there holds the logs as they were then
+checkpoints/<step>/                the files of the checkpoint; in `workdir/`, the logs at the time of its copy
 checkpoints/<step>/manifest.json   size and sha256 of each file: written when all files were read back
 checkpoints/<step>/verified.json   written when the logs were read back too: only then the step counts
 """
@@ -33,25 +33,25 @@ Sums = dict[str, Sum]  # of files by their names
 
 
 class Trouble(Exception):
-    """What went wrong, in one line. `kind` says what the run does about it: "run" (try again), "config" (refuse), "gone"."""
+    """An error in one line. `kind`: "run" (the run tries again), "config" (it is refused), "gone" (it skips the copy)."""
 
     kind = "run"
 
 
 class Refused(Trouble):
-    """Only a change of the config fixes this."""
+    """An error that only a change of the config fixes."""
 
     kind = "config"
 
 
 class Gone(Trouble):
-    """The checkpoint to copy is no longer there."""
+    """The checkpoint to copy was deleted."""
 
     kind = "gone"
 
 
 class Damaged(Trouble):
-    """A copy in the mirror is not what was written."""
+    """A copy in the mirror differs from the files that were copied there."""
 
 
 class Unfinished(Damaged):
@@ -61,8 +61,8 @@ class Unfinished(Damaged):
 def claim(remote: Remote, job: dict, tell: Tell) -> dict:
     """Makes this start of the run the mirror's only writer. Raises Refused if the mirror belongs to another run.
 
-    `job`: `id` of the run ("" if its folder has none), `new_id`, `start`, `workdir`, `empty` (it has no checkpoints). Returns
-    the run's `id`, why the mirror can't be written to (`unwritable`, "" if it can), and the mirror's steps as `copy` does.
+    `job`: `id` of the run ("" if its folder has none), `new_id`, `start`, `workdir`, `empty` (no checkpoints in `workdir`).
+    Returns the run's `id`, why the mirror can't be written (`unwritable`, "" if it can), and the mirror's steps as `copy` does.
     """
     record, name = owner(remote), pathlib.Path(job["workdir"]).name
     comes_back = record and not job["id"] and job["empty"] and record["workdir"] == name
@@ -82,8 +82,8 @@ def claim(remote: Remote, job: dict, tell: Tell) -> dict:
 def copy(remote: Remote, job: dict, tell: Tell) -> dict:
     """Copies one checkpoint and the logs, reads all back, and only then marks the copy as verified.
 
-    `job`: `step`, `workdir`, `id` and `start` of the run, and `copied`: the sums of the files of an abandoned attempt.
-    Returns the steps that the mirror then holds `whole`, and the steps that it holds only in part (`partial`).
+    `job`: `step`, `workdir`, `id` and `start` of the run, and `copied`: file -> sum of the files that an abandoned attempt
+    copied. Returns the steps of which the mirror then has a whole copy (`whole`), and of which only a part (`partial`).
     """
     step, workdir, folder = job["step"], pathlib.Path(job["workdir"]), f"checkpoints/{job['step']}"
     source = workdir / "checkpoints" / str(step)
@@ -126,7 +126,7 @@ def copy(remote: Remote, job: dict, tell: Tell) -> dict:
 
 
 def write_logs(remote: Remote, job: dict, tell: Tell) -> dict:
-    """Copies the run's logs as they are now. `job`: `workdir`, `id` and `start` of the run."""
+    """Copies the run's present logs; returns {}. `job`: `workdir`, `id` and `start` of the run."""
     check_owner(remote, job)
     remote.write("logs.json", seal({"files": _write_logs(remote, pathlib.Path(job["workdir"]), "")}))
     return {}
@@ -144,7 +144,7 @@ def delete(remote: Remote, job: dict, tell: Tell) -> dict:
 
 
 def restore(remote: Remote, job: dict, tell: Tell) -> dict:
-    """Copies the newest checkpoint whose files all match, and missing logs, into `workdir`. Raises Refused."""
+    """Copies the newest undamaged checkpoint and missing logs into `workdir`. Returns its `step`, or None. Raises Refused."""
     workdir, damaged, weights_only = pathlib.Path(job["workdir"]), [], []
     for step in reversed(steps(remote)):
         try:
@@ -176,7 +176,7 @@ JOBS = {"claim": claim, "copy": copy, "write_logs": write_logs, "delete": delete
 
 
 def work(jobs: Iterable[dict], tell: Tell) -> None:
-    """Does each job at its `url`. `Mirror` starts this function by its name."""
+    """Does each job at its `url`, and tells its result or error. `mirror.Mirror` starts this function by its name."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # they are for the run, which may still wait for a copy
     remote = None
@@ -208,7 +208,7 @@ def _sums(folder: pathlib.Path) -> Sums:
 
 
 def _check_source(folder: pathlib.Path, sums: Sums) -> None:
-    """Raises Trouble if a file changed after the checkpoint was verified (by its `checksums.json`)."""
+    """Raises Trouble if a file differs from the checkpoint's `checksums.json`: it changed after it was verified."""
     try:
         verified = files.json_of((folder / "checksums.json").read_bytes())["files"]
         changed = [name for name in sums if verified.get(name, sums[name]) != sums[name]]
@@ -219,7 +219,7 @@ def _check_source(folder: pathlib.Path, sums: Sums) -> None:
 
 
 def _has(remote: Remote, step: int, sums: Sums) -> bool:
-    """True if the mirror holds exactly these files of the step already."""
+    """True if the mirror has a valid copy of the step with exactly the files and sums in `sums`."""
     try:
         manifest = manifest_of(remote, step)
         return manifest["files"] == sums and not manifest.get("weights_only")
@@ -228,7 +228,7 @@ def _has(remote: Remote, step: int, sums: Sums) -> bool:
 
 
 def _write_logs(remote: Remote, workdir: pathlib.Path, prefix: str) -> Sums:
-    """Copies the logs to names that begin with `prefix`. Returns the sum of each."""
+    """Copies each log to the mirror, under `prefix` and its path in `workdir`. Returns path -> sum."""
     paths = [workdir / name for name in _LOGS] + sorted((workdir / "samples").glob("**/*"))
     paths += sorted((workdir / "eval").glob("*/results.json"))  # not the items: they are large, and copied each time
     sums = {}
@@ -258,7 +258,7 @@ def _without_secrets(config: bytes) -> bytes:
 
 
 def _download(remote: Remote, step: int, sums: Sums, checkpoints: pathlib.Path, tell: Tell) -> None:
-    """Downloads a checkpoint, and gives it its name when all files are right. Keeps right files of an earlier attempt."""
+    """Downloads a checkpoint to STEP.restoring, and renames that to STEP. Keeps undamaged files of an earlier attempt."""
     half, damaged = checkpoints / f"{step}.restoring", f"the mirror's copy of checkpoint {step} is damaged"
 
     def fetch(name: str) -> str:
@@ -286,7 +286,7 @@ def _download(remote: Remote, step: int, sums: Sums, checkpoints: pathlib.Path, 
 
 
 def _restore_logs(remote: Remote, step: int, of_step: Sums, workdir: pathlib.Path, tell: Tell) -> None:
-    """Restores the logs that `workdir` lacks: the newest copy, or if it is damaged, the copy made with the step."""
+    """Restores each log that `workdir` lacks: its newest copy or, if that is damaged, the copy made with checkpoint `step`."""
     newest: Sums = {}
     with contextlib.suppress(FileNotFoundError):
         newest = (unseal(remote.read("logs.json")) or {}).get("files", {})
@@ -310,7 +310,7 @@ def _restore_logs(remote: Remote, step: int, of_step: Sums, workdir: pathlib.Pat
 
 
 def _each(do: Callable[[str], remote_lib.T], names: Iterable[str]) -> Iterator[remote_lib.T]:
-    """Yields `do(name)` of each name in order, some in parallel. After an error it begins no further name."""
+    """Yields `do(name)` of each name, in order; up to _AT_ONCE run in parallel. After an error no further name is begun."""
     pool = concurrent.futures.ThreadPoolExecutor(_AT_ONCE)
     try:
         yield from pool.map(do, names)
@@ -334,7 +334,7 @@ def own(remote: Remote, run_id: str, job: dict) -> None:
 
 
 def check_owner(remote: Remote, job: dict) -> None:
-    """Raises Trouble if another run, or a later start of this run, writes to the mirror."""
+    """Raises Trouble if run_id.json names another run, or another start of this run. Writes run_id.json if it is missing."""
     record = owner(remote)
     if record is None:
         own(remote, job["id"], job)
@@ -364,7 +364,7 @@ def manifest_of(remote: Remote, step: int) -> dict:
 
 
 def held(remote: Remote) -> dict[str, list[int]]:
-    """Returns the steps that the mirror holds `whole`, by their manifests, and in part (`partial`). Reads no arrays."""
+    """Returns the steps whose copies have a valid manifest (`whole`), and the other steps (`partial`). Reads no arrays."""
     of_kind = {"whole": [], "partial": []}
     for step in steps(remote):
         try:

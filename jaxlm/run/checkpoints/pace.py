@@ -1,4 +1,4 @@
-"""Says at which step a save is due, by the clock: every given minutes, or often enough that a crash costs little."""
+"""Decides by the clock after which step a save is due: at a given interval, or at the interval that loses the least time."""
 
 import contextlib
 import math
@@ -21,7 +21,8 @@ def minutes(stall_s: float, verify_s: float, failures_per_day: float) -> float:
     """Returns the interval in minutes that loses the least time, to saving and to work undone by failures.
 
     It is Young's and Daly's sqrt(2 * stall * mean time between failures) (Young, CACM 17(9), 1974; Daly, FGCS 22(3),
-    2006), from 1 to 120 minutes, and long enough that the stall stays under 1% and verifying under 2% of the time.
+    2006), from 1 to 120 minutes (120 without failures), or longer, so that the stall stays under 1% and verifying under 2%
+    of the time.
     """
     between_s = 86400 / failures_per_day if failures_per_day > 0 else math.inf
     best = min(MOST, math.sqrt(2 * stall_s * between_s) / 60) if stall_s > 0 else LEAST
@@ -29,10 +30,9 @@ def minutes(stall_s: float, verify_s: float, failures_per_day: float) -> float:
 
 
 class Pace:
-    """Says at which step enough time has passed since the last save that another is due.
+    """Decides after which step enough time has passed since the last save. Only the first process's clock counts.
 
-    Only the first process's clock counts. A single process looks at it at every step; several agree at steps some seconds
-    apart, which the first one chooses.
+    A single process looks at its clock after every step; several agree at steps ~10 s apart, which the first process chooses.
     """
 
     def __init__(self, every_minutes: float, failures_per_day: float):
@@ -49,7 +49,7 @@ class Pace:
         return minutes(self._stall_s, self._verify_s, self._failures) if self._stall_s else FIRST_MINUTES
 
     def due(self, step: int, wanted: Callable[[], bool], verify_s: float) -> bool:
-        """True if a save is due after `step`. All processes must ask for the same steps."""
+        """True if a save is due after `step`: it is time, or `wanted()` is True. All processes must ask for the same steps."""
         if step == self._asked:
             return self._answer
         self._asked, self._answer, self._verify_s = step, False, verify_s

@@ -1,4 +1,4 @@
-"""Reads and writes files under a folder or a URL for the mirror: with retries, flushed to disk, read from the storage."""
+"""Reads and writes the mirror's files in a folder or at a URL: tries again, flushes to disk, reads past the page cache."""
 
 import contextlib
 import errno
@@ -72,11 +72,11 @@ class Remote:
         return b"".join(self._patiently(lambda: list(self._chunks(name))))
 
     def measure(self, name: str) -> Sum:
-        """Returns the sum of a file, read from the storage, not from the page cache."""
+        """Returns the size and sha256 of a file, read from the storage, not from the page cache."""
         return self._patiently(lambda: _measure(self._chunks(name)))
 
     def fetch(self, name: str, target: pathlib.Path) -> Sum:
-        """Copies a file to the new local file `target`, flushed to disk. Returns the sum of what was read."""
+        """Copies a file to the new local file `target`, flushed to disk. Returns the number and sha256 of the bytes read."""
 
         def copy() -> Sum:
             with open(target, "wb") as out:
@@ -126,7 +126,7 @@ class Remote:
     def _chunks(self, name: str) -> Iterator[bytes]:
         path = self._path(name)
         with self._fs.open(path, "rb", **({} if self._local else {"block_size": _CHUNK})) as file:
-            if self._local:  # Otherwise we would read the page cache, not the disk.
+            if self._local:  # Without this the page cache would be read, not the disk.
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             yield from iter(lambda: file.read(_CHUNK), b"")
 

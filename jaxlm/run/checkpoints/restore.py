@@ -21,11 +21,11 @@ Reader = Callable[[str], np.ndarray]
 
 
 class UnreadableError(CorruptCheckpointError):
-    """Raised on all processes if one of several can't read a file of a checkpoint: all go back to the previous one."""
+    """Raised on all processes if one of several can't read a checkpoint's file: all go back to the previous checkpoint."""
 
 
 def restore(folder: pathlib.Path, wanted: dict[str, dict]) -> dict[str, dict]:
-    """Restores some items of a checkpoint; `wanted`: item -> tree of ShapeDtypeStructs with shardings.
+    """Returns the items of a checkpoint that `wanted` names: item -> tree of ShapeDtypeStructs with shardings.
 
     Raises CorruptCheckpointError if an array differs from what was saved, RunError if it can't be read for another reason.
     """
@@ -59,13 +59,13 @@ def restore(folder: pathlib.Path, wanted: dict[str, dict]) -> dict[str, dict]:
 
 
 def read_meta(folder: pathlib.Path) -> dict:
-    """Returns the dict that was saved besides the arrays; see `meta.read`. Raises RunError for an OSError."""
+    """Returns the metadata of a checkpoint; see `meta.read`. Raises RunError in place of an OSError."""
     with _readable(folder):
         return meta.read(folder)
 
 
 def _inspect(folder: pathlib.Path, names: Collection[str]) -> tuple[dict[str, int], list[str] | None]:
-    """Returns the digests of some items, and the files that differ from their checksums, None without checksums."""
+    """Returns the digests of the items `names`, and their files that differ from their checksums (None without checksums)."""
     several, first = jax.process_count() > 1, jax.process_index() == 0
     with _readable(folder):
         wrong = verify.differing(folder, names, (jax.process_index(), jax.process_count()))
@@ -83,7 +83,7 @@ def _inspect(folder: pathlib.Path, names: Collection[str]) -> tuple[dict[str, in
 
 @contextlib.contextmanager
 def _readable(folder: pathlib.Path) -> typing.Iterator[None]:
-    """Turns an OSError in its `with` block into one line. If there are several processes, all go back."""
+    """Turns an OSError in its `with` block into a RunError; with several processes into UnreadableError, so all go back."""
     try:
         yield
     except OSError as error:
@@ -98,7 +98,7 @@ def with_shardings(abstract: typing.Any, shardings: typing.Any) -> typing.Any:
 
 
 def read_metas(directory: pathlib.Path, steps: Iterable[int]) -> dict[int, dict]:
-    """Returns step -> the dict that was saved besides the arrays, without damaged ones."""
+    """Returns step -> metadata, without checkpoints whose metadata are damaged."""
     metas = {}
     for step in steps:
         with contextlib.suppress(CorruptCheckpointError):
@@ -107,9 +107,9 @@ def read_metas(directory: pathlib.Path, steps: Iterable[int]) -> dict[int, dict]
 
 
 def reader(folder: pathlib.Path, item: str = "params") -> Reader:
-    """Returns a function that reads a parameter of a checkpoint by its name, `layers_0/attn/q/kernel`.
+    """Returns a function that reads an array of a checkpoint's `item` by its name, such as `layers_0/attn/q/kernel`.
 
-    It raises CorruptCheckpointError if the array is not what was saved, RunError if it can't be read.
+    The function raises CorruptCheckpointError if the array differs from the saved array, RunError if it can't be read.
     """
     digests = functools.cache(lambda: read_meta(folder)["digests"])
 

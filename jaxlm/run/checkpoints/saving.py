@@ -30,7 +30,7 @@ class _Quiet(logging.Filter):
 _QUIET = _Quiet()
 TEMPORARY = "orbax-checkpoint-tmp"  # part of the name of a folder that Orbax has not finished
 _TIMEOUT_S = 7200  # Orbax gives up a save after this
-_ALIKE = itertools.count()  # all processes make their votes in the same order
+_ALIKE = itertools.count()  # numbers the Votes: all processes create them in the same order
 _OK = "ok"
 
 
@@ -38,14 +38,14 @@ class Votes:
     """Lets the threads of several processes, which save one checkpoint together, learn that one of them failed.
 
     Orbax's own barrier waits for a failed process until a time-out of 20 minutes. Here each process writes into the
-    coordinator's key-value store whether its part succeeded, and reads the others' votes. All create Votes at the same step.
+    coordinator's key-value store whether it succeeded, and reads the others' votes. All processes create Votes at one step.
     """
 
     def __init__(self):
         self._prefix, self._stages = f"jaxlm/save/{next(_ALIKE)}", 0
 
     def barrier(self, *, key: str = "", timeout_ms: int) -> None:
-        """Tells the others that this process is here, and waits for them. Raises ToldError with a failed process's error."""
+        """Waits until all processes have reached this barrier. Raises ToldError with a failed process's error."""
         del key
         if jax.process_count() == 1:
             return
@@ -183,7 +183,7 @@ def remove_partial(directory: pathlib.Path, step: int) -> None:
 
 
 def wait(saving: Saving, event: threading.Event, say: Say, stopping: Callable[[], bool], most_s: float) -> bool:
-    """Waits for an event of a save, and says what it waits for: after a minute, then every five. Returns False if it gives up.
+    """Waits up to `most_s` seconds for an event of a save; True if it came. Says so after a minute, then every five minutes.
 
     Args:
       stopping: called four times a second. Once it returns True during the wait, at most half a minute is left.
@@ -202,9 +202,9 @@ def wait(saving: Saving, event: threading.Event, say: Say, stopping: Callable[[]
 
 
 def save_weights(checkpoints: pathlib.Path, make: Callable[[], dict], config: dict) -> None:
-    """Saves parameters as the checkpoint 0, reads it back and seals it with checksums. All processes call it.
+    """Saves parameters as checkpoint 0, reads it back and writes its checksums. All processes call it.
 
-    `make` returns the parameters, which are freed before the checkpoint is read back. Raises RunError if that fails.
+    `make` returns the parameters, freed before the read-back. Raises RunError if a parameter is not finite or the save fails.
     """
     checkpoints = checkpoints.absolute()
     together(lambda: _clear(checkpoints), first_only=True)

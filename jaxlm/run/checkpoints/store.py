@@ -37,7 +37,7 @@ class Checkpointer:
 
     Args:
       config: which checkpoints to keep; None keeps all.
-      scores: step -> score, the lowest of which is best (`run.scores`). The caller may add steps later.
+      scores: step -> score (`run.scores`); the checkpoint with the lowest score is best. The caller may add steps later.
       pinned: steps that rotation never deletes.
       mirror: gets each checkpoint once it is verified, before rotation deletes it; None on all processes but the first.
       stopping: True once the run was asked to stop; waits are then short.
@@ -84,7 +84,7 @@ class Checkpointer:
         self._delete(left)  # a crash left them half gone or half written
 
     def prepare(self, state: TrainState, steps: int = 0) -> None:
-        """Writes the reserve in the background; warns if the checkpoints of such a state do not seem to fit on the disk."""
+        """Writes the reserve in the background; warns if the checkpoints of `steps` steps do not seem to fit on the disk."""
         if self._prepared or self._read_only or self._config is None or jax.process_index():
             return
         self._prepared = True
@@ -96,7 +96,7 @@ class Checkpointer:
     def skips(self, step: int) -> bool:
         """True, and says so, if the previous save has not ended: then a save of `step` would hold up the training.
 
-        All processes call it at the same step, and get the same answer. A later step makes up for it: see `wants_save`.
+        All processes call it at the same step, and get the same answer. `wants_save` then asks for a save at a later step.
         """
 
         def free() -> None:
@@ -119,9 +119,9 @@ class Checkpointer:
     def save(self, state: TrainState, meta_of_run: dict) -> bool:
         """Starts to save `state` as the checkpoint of its step. Returns False if it starts no save.
 
-        That is if the checkpoint already exists, a number is not finite, or the previous save hangs. Waits for the previous
-        save, the digests and the copy to the host. A thread then writes the files, reads them back from the disk and writes
-        their checksums. An error of the disk is reported by `check`, and never raised.
+        It starts none if the checkpoint exists, the run's folder was moved, a number is not finite, or a save hangs. Waits for
+        the previous save, the digests and the copy to the host. A thread then writes the files, reads them back from the disk
+        and writes their checksums. An error of the disk is reported by `check`, and never raised.
         """
         self.wait()
         step = int(state.step)
@@ -139,7 +139,7 @@ class Checkpointer:
         return True
 
     def save_last(self, step: int, state: TrainState, meta_of_run: dict) -> str:
-        """Saves the state after `step`, at the end of a run, and waits for it. Tries twice. Returns "" or why not."""
+        """Saves the state after the last `step` of a run, and waits for the save. Tries twice. Returns "" or why it failed."""
         self._ending = True
         for _ in range(2):
             begun = self.save(state, meta_of_run)
@@ -153,7 +153,7 @@ class Checkpointer:
     def check(self) -> None:
         """Ends the current save if its thread is done, else does nothing. Cheap: the loop calls it after every step.
 
-        Ending a failed save means to say in one line why, and to clean up; ending another, to delete the checkpoints that
+        Ending a failed save says in one line why it failed, and cleans up. Ending a good save deletes the checkpoints that
         need not be kept any more.
         """
         if self._saving is not None and self._saving.done.is_set():
@@ -187,7 +187,7 @@ class Checkpointer:
         )
 
     def holds(self, most_s: float) -> bool:
-        """True if saving the finished state is worth another try. `most_s`: the limit of `unprotected_s`."""
+        """True if a finished run should try again to save: saving fails now, may work later, and `unprotected_s` < `most_s`."""
         lost = self.abandoned or not self.failing or self.moved() or self._stopping()
         return not lost and self.unprotected_s() < most_s
 
@@ -240,7 +240,7 @@ class Checkpointer:
             self._beside(self.reserve.make)
 
     def _failed(self, saving: Saving) -> None:
-        """Says that a save failed, cleans up after it, and sets when to try the next."""
+        """Says that a save failed, cleans up after it, and sets the time of the next try."""
         self._owed, self._retry_at = True, time.monotonic() + (_NEXT_RETRY_S if self.failing else _RETRY_S)
         if saving.differs:
             self.failing = f"checkpoint {saving.step} is not what was saved: {saving.differs} ({saving.folder})"
@@ -324,7 +324,7 @@ class Checkpointer:
         return restore.read_meta(self.directory / str(step))
 
     def restore(self, step: int, abstract: TrainState, shardings: TrainState) -> TrainState:
-        """Restores the state of `step`, laid out as `shardings` says; any mesh may have written it. See `restore.restore`."""
+        """Returns the state of checkpoint `step`, sharded by `shardings`; any mesh may have saved it. See `restore.restore`."""
         wanted = meta.to_items(restore.with_shardings(abstract, shardings))
         with working(f"restoring checkpoint {step}"):
             return meta.from_items(restore.restore(self.directory / str(step), wanted), like=abstract)
@@ -334,9 +334,9 @@ class Checkpointer:
     ) -> tuple[TrainState, dict]:
         """Restores the newest checkpoint that is not damaged, and that all processes can read. Returns (state, meta).
 
-        One whose meta lacks a key of `needs` counts as damaged. Moves newer ones, which are damaged, to `WORKDIR/damaged/` and
-        says so. Raises NoWholeCheckpointError if all are damaged, and moves none: a run never starts from scratch by
-        accident. RunError if one can't be read for another reason.
+        A checkpoint whose meta lacks a key of `needs` counts as damaged. Moves the newer, damaged checkpoints to
+        `WORKDIR/damaged/`. Raises NoWholeCheckpointError if all are damaged, and moves none: a run never starts from scratch by
+        accident. Raises RunError if a checkpoint can't be read for another reason.
         """
         damaged = []
         for step in reversed(self.steps()):
@@ -359,7 +359,7 @@ class Checkpointer:
         )
 
     def restore_params(self, step: int, abstract: dict, shardings: dict) -> dict:
-        """Restores only the collection "params". Raises the same errors as `restore`."""
+        """Returns the collection "params" of checkpoint `step`. Raises as `restore` does; RunError if there are no params."""
         folder = self.directory / str(step)
         if (folder / "train").is_dir() and not (folder / "params").is_dir():
             raise RunError(f"checkpoint {folder} has no parameters of its own, only what was trained in addition")
@@ -367,14 +367,14 @@ class Checkpointer:
             return restore.restore(folder, {"params": restore.with_shardings(abstract, shardings)})["params"]
 
     def _seal(self, step: int, digests: dict[str, int]) -> None:
-        """Verifies a restored checkpoint without checksums (old, or its save was cut short), while training goes on."""
+        """Verifies a restored checkpoint in the background if it has no checksums: it is old, or its save was cut short."""
         folder = self.directory / str(step)
         if self._read_only or not self._config or jax.process_index() or self.verified(step):
             return
         self._beside(lambda: verify.verify(folder, digests))
 
     def hold(self, first: int) -> None:
-        """Keeps the newest checkpoint before the step `first`, for a rollback, until the next call."""
+        """Keeps the newest checkpoint before step `first` from rotation, for a rollback, until the next call of `hold`."""
         self._held = max((step for step in self.steps() if step < first), default=-1)
 
     def set_aside(self, step: int) -> None:

@@ -1,7 +1,7 @@
 """Reads a checkpoint back from the disk itself, and keeps a checksum of each of its files.
 
-A checkpoint with a `checksums.json` is verified: every array was read back, past the page cache, and equalled what the
-device held. The file is written last, and atomically.
+A checkpoint with a `checksums.json` is verified: every array was read back, past the page cache, and equalled the array on
+the device. The file is written last, and atomically.
 """
 
 import collections
@@ -48,7 +48,7 @@ def flush(folder: pathlib.Path) -> None:
 
 
 class _Chunk(typing.NamedTuple):
-    """A chunk of an array. `read` begins to read it and returns the future; it raises nothing."""
+    """A chunk of an array: its first index, the array's shape, its bytes; `read` begins to read it, and returns the future."""
 
     name: str
     start: tuple[int, ...]
@@ -58,7 +58,7 @@ class _Chunk(typing.NamedTuple):
 
 
 def read_back(folder: pathlib.Path, digests: dict[str, int], go_on: Callable[[], bool] = lambda: True) -> str:
-    """Reads every array of a checkpoint, some chunks at a time. Returns "", or what differs from what was saved.
+    """Reads every array of a checkpoint, some chunks at a time. Returns "", or a line on the first array that differs.
 
     Args:
       go_on: called before each array; False ends the reading with "".
@@ -93,7 +93,7 @@ def _ahead(chunks: Iterable[_Chunk]) -> Iterator[tuple[_Chunk, ts.Future]]:
 
 
 def open_array(folder: pathlib.Path, name: str) -> ts.Future:
-    """Begins to open the array `params/layers_0/attn/q/kernel` of a checkpoint in the `plain_path` of a folder."""
+    """Returns the future of array `name` (`params/layers_0/attn/q/kernel`) of a checkpoint; `folder`: its `plain_path`."""
     item, _, rest = name.partition("/")
     base = {"driver": "file", "path": f"{folder.absolute() / item}/"}
     kvstore = {"driver": "ocdbt", "base": base, "path": rest.replace("/", ".") + "/"}
@@ -149,7 +149,7 @@ def differing(
     """Returns the files that differ from their checksums; None if there are no checksums. Raises OSError.
 
     Args:
-      items: look only at these items of the checkpoint ("params"); None means at all files.
+      items: compare only the files of these items, such as "params"; None compares all files.
       share: (i, n): read every n-th file whole, from the i-th on, and only the ends of the others. For n processes.
     """
     saved = read_checksums(folder)
@@ -187,7 +187,7 @@ def _touch(path: pathlib.Path) -> bool:
 
 
 def verify(folder: pathlib.Path, digests: dict[str, int]) -> None:
-    """Reads a checkpoint back, and writes its checksums if every array has its digest. Does nothing if the disk fails."""
+    """Reads a checkpoint back, and writes its checksums if every array has its digest. Writes none if the disk fails."""
     # RuntimeError: Python is ending, and starts no more threads.
     with contextlib.suppress(OSError, RuntimeError):
         flush(folder)

@@ -1,6 +1,6 @@
-"""The process that trains under the supervisor: whether it hangs, how it died, and whether another start would get further.
+"""Watches the training under the supervisor: whether it hangs, how it died, and whether another start would get further.
 
-A false alarm costs a restart, a missed hang costs rent. So the budgets, learned from the run's own times, are long.
+A false alarm costs a restart, a missed hang costs rent. So the allowed silences, learned from the run's times, are long.
 """
 
 import collections
@@ -58,17 +58,17 @@ class Sign:
     detail: str = ""
 
     def waits_for(self) -> str:
-        """Returns what the run waits for, for the user: "a save (RUN/checkpoints/200)"."""
+        """Returns words for the user on the activity that the run waits for: "a save (RUN/checkpoints/200)"."""
         words = _WORDS.get(self.activity, f"the device, in step {self.step + 1}")
         return f"{words} ({self.detail})" if self.detail else words
 
 
 @dataclasses.dataclass
 class Watch:
-    """Learns how long each activity takes, and says when one takes too long.
+    """Learns how long each activity takes, and tells when an activity takes too long.
 
-    `hang_s`: one budget for all activities (in a start or compilation: of time without use of the processor); 0 = learned. The
-    other arguments are the time-outs of loader, mirror, the wait for other processes (0 without any) and a reward.
+    `hang_s`: the seconds of silence that are a hang (in a start or compilation: without use of the processor); 0: learned. The
+    other arguments are the time-outs of the loader, the mirror, the wait for other processes (0 without any) and a reward.
     """
 
     hang_s: float
@@ -83,7 +83,7 @@ class Watch:
         self.begin(0.0)
 
     def begin(self, now: float) -> None:
-        """Forgets the watched process, but not the learned times: a new process begins now."""
+        """Begins to watch a new process at `now`; keeps the times learned from the previous process."""
         self._sign: Sign | None = None
         self._busy_at, self._used_s = now, 0.0  # when the child was last seen busy, and the processor time used by then
         self._looked = self._not_before = now
@@ -127,7 +127,7 @@ class Watch:
 
 
 def _kind(sign: Sign) -> str:
-    """The name under which durations are learned: of an evaluation with its detail, unless that holds a number."""
+    """Returns the name under which durations are learned: the activity, for an evaluation with its detail if without digits."""
     if sign.activity in _STEPS:
         return clock.STEP
     same = sign.activity == clock.EVALUATE and not any(c.isdigit() for c in sign.detail)
@@ -135,7 +135,7 @@ def _kind(sign: Sign) -> str:
 
 
 class Child:
-    """A process in a group of its own, with a pulse. `passed`: variable -> descriptor to hand down and close here."""
+    """A child in its own process group, with a `Pulse`. `passed`: variable -> file descriptor to hand down and close here."""
 
     def __init__(
         self,
@@ -229,7 +229,7 @@ class Child:
         return os.pread(self._stacks, size - first, first).decode("utf-8", "replace")
 
     def _group(self) -> Iterator[list[str]]:
-        """The fields of /proc/PID/stat, from the third on, of each process of the group that has not ended."""
+        """Yields the fields of /proc/PID/stat, from the third on, of each process of the group that has not ended."""
         for pid in filter(str.isdecimal, os.listdir("/proc")):
             with contextlib.suppress(OSError, IndexError):  # it ended meanwhile
                 text = pathlib.Path(f"/proc/{pid}/stat").read_text()
@@ -279,10 +279,10 @@ class Death:
 
 
 class Progress:
-    """What the starts so far achieved, judged by their checkpoints (`newer`) and the steps at which they died.
+    """Judges whether restarts get further, by the checkpoints and by the steps at which starts died.
 
-    `again`: another start would die as the last one did. Deaths by storage or network are retried for `patience_s`. `met`:
-    the `time.monotonic()` at which all processes of the run were last seen at work; None if never.
+    `newer`: the last start left a newer checkpoint. `again`: another start would die as the last start did; deaths by storage
+    or network are retried for `patience_s`. `met`: the `time.monotonic()` when all processes last worked; None if never.
     """
 
     def __init__(self, checkpoints: pathlib.Path, patience_s: float):
@@ -309,13 +309,13 @@ class Progress:
             self._died_at.add(death.step)
 
     def _latest(self) -> int:
-        """The newest checkpoint's step; -1 if there is none, or if the storage does not answer."""
+        """Returns the newest checkpoint's step; -1 if there is none, or if the storage does not answer."""
         names = within(_READ_S, lambda: os.listdir(self._checkpoints)) or []
         return max((int(name) for name in names if files.is_step(name)), default=-1)
 
 
 def within(seconds: float, action: Callable[[], typing.Any]) -> typing.Any:
-    """Returns what `action` returns; None if the storage fails, or does not answer in time."""
+    """Returns `action()`; None if it raises OSError, or takes more than `seconds`."""
     with contextlib.suppress(OSError, files.NoAnswer):
         return files.within(seconds, action)
     return None

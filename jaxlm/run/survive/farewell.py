@@ -1,6 +1,6 @@
-"""The end of a run: a cloud's notice of preemption, the mirror, messages, and the command that ends the rent.
+"""Handles the end of a run: a cloud's notice of preemption, the mirror, messages, and the command that ends the rent.
 
-The outermost process does all this, the supervisor if there is one, so even after a crash. Imports no JAX.
+The supervisor, if there is one, does all this, so it is done even after a crash; else the training process. Imports no JAX.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ class Start:
 
 
 def say_farewell(config: Config, code: int, start: Start, signalled: int | None = None) -> None:
-    """Sends a message on how the last start ended; runs `runs.on_exit` once the mirror is complete. Never raises."""
+    """Sends a message on how the last start ended. If `runs.on_exit` is set, completes the mirror and runs it. Never raises."""
     folder = pathlib.Path(config.workdir)
     ended = start.ended(folder)
     why, step = ended.get("why") or f"exit code {code}", ended.get("step")
@@ -67,7 +67,7 @@ def open_mirror(
 ) -> Mirror | None:
     """Returns the mirror, after restoring the run from it if its folder was lost; None without a mirror. Raises as `Mirror`.
 
-    The mirror's rotation keeps milestones and the best checkpoints by `scores`, to which this adds those of metrics.jsonl.
+    Adds the scores in metrics.jsonl to `scores`. The mirror's rotation keeps milestones and the checkpoints best by `scores`.
     """
     c = config.checkpoint
     if not c.mirror:
@@ -80,7 +80,7 @@ def open_mirror(
 
 
 def is_mirrored(config: Config, folder: pathlib.Path, start: Start) -> bool:
-    """True if the mirror holds the newest checkpoint, or there is no mirror or no checkpoint. Copies it after a crash."""
+    """True if the mirror has the newest checkpoint (copied now if it was missing), or there is no mirror or no checkpoint."""
     if not config.checkpoint.mirror:
         return True
     checkpoints = within(READ_S, lambda: _checkpoints(folder))
@@ -98,7 +98,7 @@ def is_mirrored(config: Config, folder: pathlib.Path, start: Start) -> bool:
 
 
 def _checkpoints(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The checkpoints, whole or not."""
+    """Returns the folders of all checkpoints, whole or not."""
     try:
         return [path for path in (folder / "checkpoints").iterdir() if path.name[:1].isdecimal()]
     except FileNotFoundError:
@@ -127,7 +127,7 @@ def _heard(folder: pathlib.Path, start: Start, seconds: float) -> bool:
 def watch_for_notices(
     clouds: Sequence[str], act: Callable[[], None], say: Callable[[str], None], every_s: float = _ASK_EVERY_S
 ) -> Callable[[], None]:
-    """Asks each of `clouds` (`runs.notices`) in a thread, and calls `act` once if a cloud takes this machine away.
+    """Asks each of `clouds` (`runs.notices`) in its own thread, and calls `act` if a cloud takes this machine away.
 
     GCE says so 30 seconds before, AWS two minutes before. Returns a function that ends the threads. The environment variables
     GCE_METADATA_HOST and AWS_EC2_METADATA_SERVICE_ENDPOINT name other servers, as for the clouds' own libraries.
@@ -155,7 +155,7 @@ def watch_for_notices(
 
 
 class Gce:
-    """https://cloud.google.com/compute/docs/instances/create-use-spot#detect-preemption"""
+    """GCE's notice: https://cloud.google.com/compute/docs/instances/create-use-spot#detect-preemption"""
 
     name = "Google Compute Engine"
 
@@ -163,13 +163,13 @@ class Gce:
         self.server = f"http://{os.environ.get('GCE_METADATA_HOST', 'metadata.google.internal')}"
 
     def notice(self) -> str:
-        """Returns what the cloud says of the end of this machine; "" if it says nothing. Raises OSError."""
+        """Returns the cloud's notice that it takes this machine away; "" if there is none. Raises OSError."""
         url = f"{self.server}/computeMetadata/v1/instance/preempted"
         return "preempted" if _ask(url, headers={"Metadata-Flavor": "Google"}).upper() == "TRUE" else ""
 
 
 class Aws:
-    """https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html, by IMDSv2"""
+    """AWS's notice: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html, by IMDSv2"""
 
     name = "AWS"
 

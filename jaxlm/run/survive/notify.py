@@ -141,7 +141,7 @@ def _beside(key: str, url: str, send: Callable[[str], str]) -> None:
 
 
 def _attempt(send: Callable[[str], str], url: str) -> str:
-    """Why one try failed; "" if it did not. No library's error, whatever its class, may end training."""
+    """Returns why one try failed; "" if it succeeded. No library's error, whatever its class, may end training."""
     try:
         return send(url)
     except urllib.error.HTTPError as error:

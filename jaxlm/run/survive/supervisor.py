@@ -35,7 +35,7 @@ _AGAIN = "; the same command goes on"
 
 
 def run(config: Config, program: Callable[[], int]) -> int:
-    """Trains in a child process, or by `program` in this process; says farewell, and returns the exit code.
+    """Trains in a child process, or by `program` in this process; then calls `say_farewell`, and returns the exit code.
 
     Signals may still be held (`interrupts`): the supervisor releases them when it trains in a child; else `program` does.
     """
@@ -64,7 +64,7 @@ def run(config: Config, program: Callable[[], int]) -> int:
 
 
 def _farewell(config: Config, code: int, start: farewell.Start, signalled: int | None) -> int:
-    """Says farewell, unless the run was refused because another start trains in its folder; returns the exit code."""
+    """Calls `say_farewell`, unless the run was refused because another start trains in its folder; returns `code`."""
 
     def another_trains() -> bool:
         try:
@@ -84,7 +84,7 @@ def _several(config: Config) -> bool:
 
 
 def _lock(config: Config) -> typing.IO[str] | None:
-    """The lock on the run's folder, for all starts; None if another process of the run takes it, or locking fails."""
+    """Returns the lock on the run's folder; None if another process of this run locks it, or on an OSError."""
     distributed, folder = config.distributed, pathlib.Path(config.workdir)
     alone = not distributed.auto and (not distributed.coordinator or distributed.process_id == 0)
     if config.workdir and alone:
@@ -132,7 +132,7 @@ class Times:
 
 @dataclasses.dataclass(eq=False)
 class Supervisor:
-    """One run of `jaxlm train`, with all its starts. `tell` gets "crash" or "stall" and a line, `output` a child's output."""
+    """One run of `jaxlm train`, with all its starts. `tell` gets "crash" or "stall" and a line; children print to `output`."""
 
     command: Sequence[str]
     config: Config
@@ -187,7 +187,7 @@ class Supervisor:
                     return 4
 
     def _one_start(self, lock: typing.IO[str] | None) -> children.Death:
-        """Starts the child, watches it until it ends, and ends processes that it leaves behind."""
+        """Starts the child, watches it until it ends, ends processes that it leaves behind; returns how it ended."""
         began = time.time()
         # The child gets the config as it was read, so that an edited file changes nothing, and the lock.
         passed = {supervised.CONFIG: os.memfd_create("jaxlm-config")}
@@ -245,7 +245,7 @@ class Supervisor:
         return 0.0
 
     def _end_hung(self, child: children.Child, sign: children.Sign, now: float) -> float:
-        """Says what a hanging child waits for, shows the stacks of its threads, and ends it."""
+        """Says what a hanging child waits for, shows its threads' stacks, ends it; returns the seconds that it hung."""
         since = max(sign.when, child.started)
         words = f"no sign of life for {_duration(now - since)}: it waits for {sign.waits_for()}"
         _say(words)
@@ -297,7 +297,7 @@ class Supervisor:
         return not self.requests.came
 
     def _stopped(self, death: children.Death) -> int:
-        """The exit code of a run that was asked to stop, and did not end with its state saved."""
+        """Returns the exit code of a run that was asked to stop, and did not end with its state saved."""
         if death.code < 0 and _nothing_to_save(death) and not death.hung:
             _say(f"stopped before training began{_AGAIN}")
             return 4

@@ -1,4 +1,4 @@
-"""Trains a config to its end in a process of its own, quietly, and reads the result. For programs that train several."""
+"""Trains a config in a child process, with its output in a file, and reads the result. For `jaxlm ladder`."""
 
 import contextlib
 import dataclasses
@@ -31,7 +31,7 @@ class Result:
 
 
 def train(config: Config) -> int:
-    """Trains or resumes in `workdir`, under a supervisor; returns the exit code. Raises ConfigError if it has another run."""
+    """Trains or resumes in `workdir`, supervised; returns the exit code. Raises ConfigError if another run is there."""
     folder = workdir.workdir(config.workdir)
     _check_same(folder, config)
     command = [sys.executable, "-m", "jaxlm.main", f"--config.workdir={config.workdir}"]
@@ -71,7 +71,7 @@ def result(config: Config, mixture: dict[str, float]) -> Result | None:
 
 
 def _check_same(folder: pathlib.Path, config: Config) -> None:
-    """Refuses a folder whose run has another length, model, loss, optimizer or seed. A key left to a rule fits any value."""
+    """Raises ConfigError if the folder's run has another value of a `_trained` key. A 0 that a rule fills fits any value."""
     try:
         saved = _trained(config_lib.resolve(config_files.from_run(folder / "config.json")))
     except (OSError, ConfigError):
@@ -82,7 +82,7 @@ def _check_same(folder: pathlib.Path, config: Config) -> None:
 
 
 def _trained(config: Config) -> dict[str, typing.Any]:
-    """Key -> value, of all keys on which the result of a run on the same data depends."""
+    """Returns key -> value of all keys on which the result of a run on the same data depends."""
     whole = dataclasses.asdict(config)
     keys = {"train": ("steps", "batch_size", "seq_len"), "loss": ("z_loss",)}
     keys |= {section: whole[section] for section in ("model", "optim")}
