@@ -1,4 +1,4 @@
-"""Benchmarks: runs tasks of lm-evaluation-harness, HumanEval, DCLM's CORE and the red team with one scorer.
+"""Benchmarks: runs one's own questions, tasks of lm-evaluation-harness, HumanEval, CORE and the red team with one scorer.
 
 `jaxlm eval` runs them, and so does a hook in training, which asks the same questions at each step.
 """
@@ -17,13 +17,13 @@ from jaxlm.data.chats import chat
 from jaxlm.data.shards.shards import DataDir
 from jaxlm.data.tokenizer.coder import Encoded
 from jaxlm.devices.processes import from_first, say, together
-from jaxlm.eval import core, humaneval, redteam, results
+from jaxlm.eval import core, humaneval, questions, redteam, results
 from jaxlm.eval.likelihood import NotFinite, Scorer
 from jaxlm.eval.results import TaskResult
 from jaxlm.models.transformer import Transformer
 from jaxlm.step.objectives.base import Variables
 
-_OWN = {"humaneval": humaneval, "core": core, "redteam": redteam}  # `check` and `evaluate`
+_OWN = {"humaneval": humaneval, "core": core, "redteam": redteam, "": questions}  # `check` and `evaluate`
 _QUIET = {"TQDM_DISABLE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -31,8 +31,8 @@ class Benchmarks:
     """Benchmark tasks. The constructor finds and reads them, so that a typo is reported before any weights are read.
 
     Args:
-      tasks: names of lm-evaluation-harness (also groups: mmlu), `humaneval`, `core`, `redteam`, or
-        `core:TASK` and `redteam:CATEGORY` (or redteam_CATEGORY, as in results) for a part.
+      tasks: FILE.jsonl of one's own questions, names of lm-evaluation-harness (also groups: mmlu), `humaneval`, `core`,
+        `redteam`, or `core:TASK` and `redteam:CATEGORY` (or redteam_CATEGORY, as in results) for a part.
 
     Raises:
       ConfigError: a task does not exist, its data is not in `eval.data_dir`, the extra `eval` is missing, or code may not run.
@@ -42,14 +42,14 @@ class Benchmarks:
     def __init__(self, tasks: Sequence[str], settings: EvalConfig):
         self.names, self._settings = list(dict.fromkeys(map(_own_name, tasks))), settings
         for name in self.names:
-            own, _, part = name.partition(":")
+            own, part = _parts(name)
             if own in _OWN:
                 _OWN[own].check(part, settings)
                 if settings.chat_template:
                     say(f"{name} gives plain text: eval.chat_template is for the tasks of lm-evaluation-harness")
                 if settings.fewshot > 0 and own != "core":
                     say(f"{name} is always zero-shot: eval.fewshot={settings.fewshot} is ignored")
-        theirs = [name for name in self.names if name.partition(":")[0] not in _OWN]
+        theirs = [name for name in self.names if _parts(name)[0] not in _OWN]
         self._cache = tempfile.TemporaryDirectory(prefix="jaxlm-eval-")  # must exist as long as the tasks
         self._loaded = _load(theirs, settings, self._cache.name) if theirs else {}
 
@@ -66,7 +66,7 @@ class Benchmarks:
         names, others `name,way`. Asks `items` questions of each task, in every call the same; 0 asks all.
         """
         for name in self.names:
-            own, _, part = name.partition(":")
+            own, part = _parts(name)
             if own in _OWN:
                 scored = _OWN[own].evaluate(scorer, part, self._settings, items)
             else:
@@ -74,6 +74,11 @@ class Benchmarks:
 
                 scored = [lm_eval.evaluate(scorer, name, self._loaded[name], items, self._settings)]
             yield from map(results.measured, scored)
+
+
+def _parts(name: str) -> tuple[str, str]:
+    """Returns (a key of `_OWN` or a name of the harness, the part of it): "" and the path for a file of questions."""
+    return ("", name) if questions.is_file(name) else name.partition(":")[::2]
 
 
 def _own_name(name: str) -> str:
