@@ -20,7 +20,7 @@ from ml_collections import config_dict
 
 from jaxlm import config as config_lib
 from jaxlm.cli.verbs import TRAINING, VERBS, Verb
-from jaxlm.config import ConfigError, RunError, branch, config_files, shrink
+from jaxlm.config import ConfigError, RunError, branch, config_files, shrink, theirs
 from jaxlm.config import key_help as config_help
 from jaxlm.host import console, files, interrupts
 
@@ -102,6 +102,8 @@ def _mark_fault(error: BaseException) -> None:
 
 
 def _run(argv: list[str], script: bool) -> int:
+    if argv[:1] == ["help"] and len(argv) > 1:  # jaxlm help train
+        argv = [*argv[1:], "--help"]
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(_overview())
         return 0
@@ -333,6 +335,8 @@ def _argument_hint(name: str, verb: Verb, argument: str) -> str:
     keys = [key.name for key in config_help.read().keys]
     if word in keys:
         return f"did you mean --config.{argument}?"
+    if known := theirs.hint(word.lstrip("-")):
+        return known.replace("config.", "--config.", 1)
     last = word.lstrip("-").replace("-", "_").split(".")[-1]
     same = [key for key in keys if key.split(".")[-1] == last]
     if same:  # prefer a key of the verb's own sections

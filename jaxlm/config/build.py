@@ -6,9 +6,11 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from jaxlm.config import older
+from jaxlm.config import older, theirs
 from jaxlm.config.annotations import Limit
 from jaxlm.host.errors import ConfigError
+
+_NEAR = 0.7  # how similar a name must be to be meant: below it, guesses mislead
 
 T = TypeVar("T")
 
@@ -121,7 +123,9 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def nearest_key(key: str, keys: Sequence[str]) -> str:
-    """Returns a hint for a misspelt key: the key that was probably meant."""
+    """Returns a hint for an unknown key: the key that was probably meant, also by a user of another trainer."""
+    if known := theirs.hint(key):
+        return known
     near = meant(key, keys)
     return f"did you mean config.{near}?" if near else "jaxlm train --help=all lists all keys"
 
@@ -129,8 +133,8 @@ def nearest_key(key: str, keys: Sequence[str]) -> str:
 def meant(key: str, keys: Sequence[str]) -> str:
     """Returns the dotted key probably meant: a key with the same last part, else a similar key or last part; "" if none."""
     last = key.split(".")[-1]
-    near = [k for k in keys if k.split(".")[-1] == last] or difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
+    near = [k for k in keys if k.split(".")[-1] == last] or difflib.get_close_matches(key, keys, n=1, cutoff=_NEAR)
     if not near:
         by_last = {k.split(".")[-1]: k for k in keys}
-        near = [by_last[m] for m in difflib.get_close_matches(last, by_last, n=1)]
+        near = [by_last[m] for m in difflib.get_close_matches(last, by_last, n=1, cutoff=_NEAR)]
     return near[0] if near else ""
