@@ -255,9 +255,15 @@ VERBS = {
     ),
     "report": Verb(
         "report",
-        "one page with a run's curves, costs, samples: RUN/report.html",
-        _JSON | {"--took": _text("FOLDER", "also show the times of a script's commands: files with seconds")},
+        "one page with a run's curves, costs, samples: RUN/report.html; of several runs their curves over each other",
+        _JSON
+        | {
+            "--took": _text("FOLDER", "also show the times of a script's commands: files with seconds"),
+            "--out": _text("FILE.html", "the page of several runs (default: report-A-B.html, here)"),
+        },
         reads_run=True,
+        rest="RUN_B",
+        rest_help="another run: one page on all",
     ),
     "diff": Verb(
         "diff",

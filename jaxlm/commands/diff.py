@@ -21,8 +21,11 @@ def run(config: Config, args: argparse.Namespace) -> int:
     same = "code, config, data, packages, hardware and price are the same"
     print(table([["what", "name", "A", "B"], *rows]) if rows else same)
     print(differing["verdict"])
+    a, b = differing["last_held_out"]
     if differing["held_out"]:
         print(differing["held_out"])
+    elif a is not None and b is not None:
+        print(f"last held-out loss: A {a:.4f}, B {b:.4f}, B - A {b - a:+.4f}")
     return 0
 
 

@@ -5,7 +5,7 @@ import math
 import pathlib
 import platform
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -29,7 +29,7 @@ def compare(a: pathlib.Path, b: pathlib.Path) -> dict[str, typing.Any]:
     `parted` is the first step at which a metric of training or evaluation differs, None if all are equal to the last bit.
     `held_out` is a line if their held-out texts differ; then no `val/` metric counts. `loss` has the mean of loss B - loss A
     over the last half of the common steps, and its standard error by blocks of steps (Flyvbjerg and Petersen 1989); it is
-    None below 19 common steps with a loss.
+    None below 19 common steps with a loss. `last_held_out` has the last held-out loss of each run, None if it has none.
     """
     paths = [folder / "metrics.jsonl" for folder in (a, b)]
     if absent := [path.parent for path in paths if not path.is_file()]:
@@ -43,13 +43,24 @@ def compare(a: pathlib.Path, b: pathlib.Path) -> dict[str, typing.Any]:
     parted = _parted(*curves, common, ("train/", "eval/") if line else ("train/", "val/", "eval/"))
     loss = _loss(*curves, common)
     return {
-        "inputs": list(_inputs(*(_of_run(folder) for folder in (a, b)))),
+        "inputs": [
+            {"what": row["what"], "name": row["name"], "a": row["values"][0], "b": row["values"][1]}
+            for row in of_runs((a, b))
+        ],
         "steps": len(common),
         "held_out": line,
         "parted": parted,
         "loss": loss,
         "verdict": _verdict(parted, loss, common),
+        "last_held_out": [_last_held_out(curve) for curve in curves],
     }
+
+
+def _last_held_out(curve: Curve) -> float | None:
+    losses = [
+        curve[step][metrics.HELD_OUT] for step in sorted(curve) if files.is_number(curve[step].get(metrics.HELD_OUT))
+    ]
+    return losses[-1] if losses else None
 
 
 def _of_run(folder: pathlib.Path) -> dict[str, dict]:
@@ -81,12 +92,15 @@ def _flat(section: dict, prefix: str = "") -> dict[str, typing.Any]:
     return flat
 
 
-def _inputs(a: dict[str, dict], b: dict[str, dict]) -> Iterable[dict]:
-    for what in a:
-        for name in sorted(a[what].keys() | b[what].keys()):
-            row = {"what": what, "name": name, "a": a[what].get(name), "b": b[what].get(name)}
-            if row["a"] != row["b"]:
-                yield row
+def of_runs(folders: Sequence[pathlib.Path]) -> list[dict]:
+    """Returns the inputs that are not the same in all runs: rows of `what`, `name` and the `values`, one for each run."""
+    facts, rows = [_of_run(folder) for folder in folders], []
+    for what in facts[0]:
+        for name in sorted(set().union(*(each[what] for each in facts))):
+            values = [each[what].get(name) for each in facts]
+            if any(value != values[0] for value in values):
+                rows.append({"what": what, "name": name, "values": values})
+    return rows
 
 
 def since_last_start(folder: pathlib.Path, config: Config, new: dict) -> list[dict]:

@@ -35,6 +35,7 @@ TARGETS = {
     **dict.fromkeys(("eval", "serve"), "CONFIG|RUN|HF_DIR"),
     "prepare": "DIR|CONFIG|RUN",
     "import": "HF_DIR",
+    "report": "CONFIG|RUN [RUN_B ...]",
     "sample": "CONFIG|RUN|HF_DIR [PROMPT ...]",
     "arena": "CONTESTANT CONTESTANT ...",
     "chat": "CONFIG|RUN|HF_DIR [RUN_B ...]",

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from jaxlm import config
 from jaxlm.cli import cli
 from jaxlm.config import config_files
@@ -26,3 +28,62 @@ def test_what_commands_took_is_printed_and_stands_in_page_and_json(tmp_path, cap
     assert cli.main(["report", str(run)]) == 0
     assert "03-tokenize" not in (run / "report.html").read_text()
     assert cli.main(["report", str(run), f"--took={tmp_path / 'none'}"]) == 2
+
+
+def make_run(folder, text="", steps=40, **changes):
+    """A run with a curve of its own; `text` is the sha256 of its held-out text."""
+    folder.mkdir(parents=True)
+    overrides = [f"workdir={folder}", *(f"{key.replace('__', '.')}={value}" for key, value in changes.items())]
+    (folder / "config.json").write_text(config.to_json(config.resolve(config_files.load("quickstart", overrides))))
+    lr = changes.get("optim__lr", 1e-3)
+    lines = [
+        {"step": step, "tokens": 512 * step, "wall_s": step, "train/loss": 5 - lr * step, "train/lr": lr}
+        | ({"val/loss": 5.5 - lr * step} if step % 10 == 0 else {})
+        for step in range(1, steps + 1)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "run.json").write_text(json.dumps({"starts": [{"held_out": {"prose": text}}]}))
+    return str(folder)
+
+
+def test_several_runs_stand_on_one_page_with_what_differs(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runs = [make_run(tmp_path / name, "x", optim__lr=lr) for name, lr in (("a", 0.001), ("b", 0.002))]
+    runs.append(make_run(tmp_path / "c", "y", seed=3))
+    assert cli.main(["report", *runs]) == 0
+    assert capsys.readouterr().err == "open report-a-b-c.html\n"
+    page = (tmp_path / "report-a-b-c.html").read_text()
+    assert "compare losses within a column" in page
+    assert "held-out loss, text of a" in page
+    assert "held-out loss, text of c" in page
+    assert page.count("config: optim.lr") == page.count("config: seed") == 1
+    assert "config: optim.b1" not in page
+    assert cli.main(["report", *runs[:2], "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [row["values"] for row in told["differing"] if row["name"] == "optim.lr"] == [[0.001, 0.002]]
+    assert told["held_out"] == {"held-out loss": ["a", "b"]}
+    assert cli.main(["diff", *runs[:2]]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "last held-out loss: A 5.4600, B 5.4200, B - A -0.0400"
+
+
+def test_twelve_runs_take_less_than_a_megabyte(tmp_path):
+    runs = [make_run(tmp_path / f"lr{i}", "x", steps=3000, optim__lr=i * 1e-4) for i in range(1, 13)]
+    page = tmp_path / "all.html"
+    assert cli.main(["report", *runs, f"--out={page}"]) == 0
+    assert page.stat().st_size < 1e6
+    assert "lr12 (dotted)" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["a", "a"], "a is given twice"),
+        (["a", "none"], "no run in none: it has no metrics.jsonl"),
+        (["a", "--out=x"], "--out goes"),
+    ],
+)
+def test_runs_that_are_no_two_runs(tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "a")
+    assert cli.main(["report", *words]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,87 @@
+"""Writes one page on several runs: their curves over each other, what came of each, and which keys differ."""
+
+import pathlib
+import typing
+from collections.abc import Mapping, Sequence
+
+from jaxlm.host.console import count, duration, human, spent
+from jaxlm.report import chart, markup
+from jaxlm.report.chart import Curve
+from jaxlm.report.markup import Markup, table, tag
+
+_COLOURS = 6  # of a chart; a seventh run has the first colour, dotted
+
+
+def write(
+    path: pathlib.Path,
+    summaries: Mapping[str, Mapping],
+    differing: Sequence[Mapping[str, typing.Any]],
+    texts: Mapping[str, Sequence[str]],
+) -> None:
+    """Writes the page. `summaries`: name -> what `run_page.write` takes, `differing`: rows of `differences.of_runs`.
+
+    texts: groups of runs that measure the same held-out text, by the words for it; losses of two groups can't be compared.
+    """
+    parts = {"What came of them": _outcomes(summaries, texts), "Curves": _curves(summaries, texts)}
+    parts["What differs"] = _differences(differing, list(summaries))
+    sections = [markup.section(title, content) for title, content in parts.items() if content]
+    markup.write(path, f"Runs {', '.join(summaries)}", Markup(""), sections)
+
+
+def _outcomes(summaries: Mapping[str, Mapping], texts: Mapping[str, Sequence[str]]) -> Markup:
+    rows, priced = [], any(summary["run"]["cost_usd"] for summary in summaries.values())
+    for name, summary in summaries.items():
+        run = summary["run"]
+        held_out = [_loss(run.get("held_out")) if name in runs else "" for runs in texts.values()]
+        paid = [spent(run["cost_usd"])] * priced
+        done = f"{count(run['step'])} of {count(run['steps'])}"
+        rows.append(
+            (name, done, human(run["tokens"]), _loss(run.get("loss")), *held_out, duration(run["wall_s"]), *paid)
+        )
+    head = ("run", "steps", "tokens", "training loss", *texts, "time", *["dollars"] * priced)
+    outcomes = table(head, rows, "What came of each run")
+    if len(texts) < 2:
+        return outcomes
+    line = "The runs measure different held-out texts: compare losses within a column (jaxlm eval RUN --text=FOLDER: one text)."
+    return markup.join([tag("p", line), outcomes])
+
+
+def _loss(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
+
+
+def _curves(summaries: Mapping[str, Mapping], texts: Mapping[str, Sequence[str]]) -> Markup:
+    def over(
+        label: str, along: str, points_of: typing.Callable[[Mapping], Sequence], runs: Sequence[str], **more
+    ) -> Markup:
+        drawn = []
+        for i, name in enumerate(runs):
+            dotted = i >= _COLOURS
+            drawn.append(Curve(name + " (dotted)" * dotted, points_of(summaries[name]), dotted))
+        return chart.lines(drawn, label, along=along, shown=lambda value: f"{value:.4g}", **more)
+
+    def column(x: str, y: str) -> typing.Callable[[Mapping], Sequence]:
+        def points(summary: Mapping) -> Sequence:
+            pairs = zip(summary["curves"][x], summary["curves"][y], strict=True)
+            return [(a, b) for a, b in pairs if a is not None and b is not None]
+
+        return points
+
+    runs, nats = list(summaries), {"unit": "nats a token"}
+    charts = [
+        over(words[0].upper() + words[1:], "steps", lambda s: (s.get("held_out") or {}).get("", ()), group, **nats)
+        for words, group in texts.items()
+    ]
+    charts.append(over("Training loss", "steps", column("step", "loss"), runs, **nats))
+    if any(summary["run"]["cost_usd"] for summary in summaries.values()):
+        charts.append(over("Training loss by dollars", "dollars", column("cost_usd", "loss"), runs, **nats))
+    charts.append(over("Tokens a second", "steps", column("step", "tokens_per_second"), runs))
+    charts.append(over("Learning rate", "steps", column("step", "lr"), runs))
+    return chart.grid(charts)
+
+
+def _differences(differing: Sequence[Mapping[str, typing.Any]], names: Sequence[str]) -> Markup:
+    rows = [(f"{row['what']}: {row['name']}", *map(markup.value, row["values"])) for row in differing]
+    return (
+        table(("", *names), rows, "What differs") if rows else tag("p", "Code, config, data and hardware are the same.")
+    )
