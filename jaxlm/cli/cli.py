@@ -133,6 +133,8 @@ def _run(argv: list[str], script: bool) -> int:
         print(config_help.page(config_help.read(), asked, config))
         return 0
     trains = verb.module is None
+    if getattr(args, "params", None):
+        overrides += _of_size(args.params, _settled(name, args.config, overrides, lambda line: None))
     config = importlib.import_module("jaxlm.run.supervised").adopt() if trains and script else None
     alone = trains and script and not config
     if not config:
@@ -168,6 +170,13 @@ def _check_utf8(paths: list[str]) -> None:
         paths = [*paths, os.getcwd()]
     if odd := [path for path in paths if files.printable(path) != path]:
         raise ConfigError(f"{files.printable(odd[0])} is no UTF-8, as paths must be: rename that file or folder")
+
+
+def _of_size(params: str, config: config_dict.ConfigDict) -> list[str]:
+    """Returns the overrides that give the model about so many parameters, and says them."""
+    keys = importlib.import_module("jaxlm.plan.size").overrides(config_lib.resolve(config), params)
+    console.say(f"--params={params}: {' '.join(f'--config.{key}' for key in keys)}")
+    return keys
 
 
 def _of_folder(verb: Verb, args: argparse.Namespace, overrides: list[str]) -> config_dict.ConfigDict | None:

@@ -69,6 +69,7 @@ def _option(words: str, metavar: str, **more: object) -> dict:
 TRAINING = {"pretrain": "train.text"}
 TRAINING |= dict.fromkeys(("sft", "dpo", "reward"), "train.chats") | dict.fromkeys(("ppo", "grpo"), "train.rewards")
 _JSON = {"--json": _flag("print JSON instead of a table")}
+_PARAMS = _text("N", "another size of CONFIG's model, in its proportions: 10M, 1.5B", None)
 _CHECKPOINT = {"--checkpoint": {"default": "latest", "help": "latest, best or a step (default: latest)"}}
 _DRAWING = {
     "--temperature": _option("0 = the likeliest token", "T", key="sample.temperature"),
@@ -79,7 +80,7 @@ VERBS = {
     "train": Verb(
         None,
         "train a model; the same as python -m jaxlm.main. Run it again to resume or to continue",
-        branch.OPTIONS,
+        {"--params": _PARAMS} | branch.OPTIONS,
         keys=("train", "model", "optim", "data"),
         makes=True,
         resumes="goes on from what is done",
@@ -123,7 +124,7 @@ VERBS = {
     "plan": Verb(
         "plan",
         "parameters, FLOPs, memory, hours and dollars on each accelerator, before anything is rented",
-        {"--budget": _text("USD", "the best model for the money (default: of speed_1b)"), **_JSON},
+        {"--budget": _text("USD", "the best model for the money (default: of speed_1b)"), "--params": _PARAMS, **_JSON},
         keys=("plan",),
         stands_in=("budget", "speed_1b"),
     ),

@@ -1,0 +1,85 @@
+"""`--params=10M`: the keys that give a config's model another size, in the family's proportions."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+
+from jaxlm.config import Config, ConfigError, ModelConfig
+from jaxlm.host.console import human
+from jaxlm.plan.flops import count_params
+from jaxlm.plan.ladder.rungs import smaller
+
+_NUMBER = re.compile(r"([\d.]+) *([kmbKMB]?)")
+_POWERS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
+_KEYS = ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff")
+_OFF = 0.05  # of the parameters that are asked for, at most
+_MULTIPLE = 8  # of d_ff
+_MOST_WIDTH = 1 << 15
+_DEEPER, _WIDER = (
+    3,
+    0.25,
+)  # layers: at most so many times the family's own for the width; d_ff: at most this share more or less
+
+
+def overrides(config: Config, text: str) -> list[str]:
+    """Returns KEY=VALUE of the keys that give the model about `text` parameters, embeddings included: "10M", "1.5B".
+
+    Raises ConfigError if it is no number, or so few that over half of them would be embeddings.
+    """
+    match = _NUMBER.fullmatch(text)
+    try:
+        wanted = round(float(match[1]) * _POWERS[match[2].lower()]) if match else 0
+    except ValueError:  # 1.2.3
+        wanted = 0
+    if wanted <= 0:
+        raise ConfigError(f"--params={text}: a number of parameters, such as 10M or 1.5B")
+    if not config.model.vocab_size:
+        raise ConfigError("--params counts the embedding too: give --config.model.vocab_size=N")
+    sized = _sized(config.model, wanted, text)
+    return [f"model.{key}={getattr(sized, key)}" for key in _KEYS]
+
+
+def _sized(model: ModelConfig, wanted: int, text: str) -> ModelConfig:
+    """Returns the model nearest to the family's proportions among those of about `wanted` parameters."""
+    fitting, least = [], 0
+    for family in _widths(model):
+        embedding = model.vocab_size * family.d_model * (1 if model.tie_embeddings else 2)
+        deepest = dataclasses.replace(
+            family, n_layers=_DEEPER * family.n_layers, d_ff=round((1 + _WIDER) * family.d_ff)
+        )
+        if not least and count_params(deepest) >= 2 * embedding:
+            least = max(2 * embedding, count_params(dataclasses.replace(family, n_layers=1)))
+        if 2 * embedding > wanted:
+            if least:
+                break
+            continue
+        layer = count_params(dataclasses.replace(family, n_layers=family.n_layers + 1)) - count_params(family)
+        layers = family.n_layers + (wanted - count_params(family)) / layer
+        for n in range(max(1, math.floor(layers / _DEEPER)), min(math.ceil(2 * layers), _DEEPER * family.n_layers) + 1):
+            tried = _with_d_ff(dataclasses.replace(family, n_layers=n), wanted)
+            if abs(count_params(tried) - wanted) <= _OFF * wanted:
+                away = abs(math.log(n / family.n_layers)) + abs(math.log(tried.d_ff / family.d_ff))
+                fitting.append((away, family.d_model, tried))
+    if not fitting:
+        raise ConfigError(
+            f"--params={text}: over half of it would be embeddings of {model.vocab_size:,} tokens, or the family's proportions "
+            f"would be lost: the least is {human(least)}; ask for another size, or set a smaller --config.model.vocab_size"
+        )
+    return min(fitting, key=lambda each: each[:2])[2]
+
+
+def _widths(model: ModelConfig) -> Iterator[ModelConfig]:
+    """Yields the family's models by width, with whole groups of heads of the family's own size."""
+    step = model.head_dim * (model.n_heads // model.n_kv_heads)
+    for width in range(step, _MOST_WIDTH, step):
+        heads = {"n_heads": width // model.head_dim, "n_kv_heads": width // step, "head_dim": model.head_dim}
+        yield dataclasses.replace(smaller(model, width), **heads)
+
+
+def _with_d_ff(model: ModelConfig, wanted: int) -> ModelConfig:
+    """Returns the model with `d_ff` changed by at most `_WIDER`, so that it has about `wanted` parameters."""
+    one = count_params(dataclasses.replace(model, d_ff=model.d_ff + 1)) - count_params(model)
+    d_ff = model.d_ff + (wanted - count_params(model)) / one
+    d_ff = min(max(d_ff, (1 - _WIDER) * model.d_ff), (1 + _WIDER) * model.d_ff)
+    return dataclasses.replace(model, d_ff=max(round(d_ff / _MULTIPLE), 1) * _MULTIPLE)
