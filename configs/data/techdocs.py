@@ -9,7 +9,7 @@ It has navigation around every page, pages in twenty languages, and older versio
 the newest stays (`priority`). The result is in data/techdocs; report.html there says what was removed and why.
 
 753 MB of HTML in 21,791 files (Debian 12, 2026-11). Without the handbook's translations 18,616 pages, 693 MB, of which
-6,534 documents and 76 MB of text are kept. `prepare` took 4 minutes on 2 slow cores. To remove benchmark items, add
+6,967 documents and 77 MB of text are kept. `prepare` took 4 minutes on 2 slow cores. To remove benchmark items, add
 "decontaminate" with the benchmarks' files (`paths=`) before "exact".
 """
 
