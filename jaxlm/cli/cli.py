@@ -133,11 +133,11 @@ def _run(argv: list[str], script: bool) -> int:
         print(config_help.page(config_help.read(), asked, config))
         return 0
     trains = verb.module is None
-    if getattr(args, "params", None):
-        overrides += _of_size(args.params, _settled(name, args.config, overrides, lambda line: None))
     config = importlib.import_module("jaxlm.run.supervised").adopt() if trains and script else None
     alone = trains and script and not config
     if not config:
+        if getattr(args, "params", None):
+            overrides += _of_size(args.params, _settled(name, args.config, overrides, lambda line: None), overrides)
         lines: list[str] = []
         given = (trains and branch.config(args, overrides)) or _of_folder(verb, args, overrides)
         given = given or _settled(name, args.config, overrides, lines.append)
@@ -172,9 +172,11 @@ def _check_utf8(paths: list[str]) -> None:
         raise ConfigError(f"{files.printable(odd[0])} is no UTF-8, as paths must be: rename that file or folder")
 
 
-def _of_size(params: str, config: config_dict.ConfigDict) -> list[str]:
-    """Returns the overrides that give the model about so many parameters, and says them."""
+def _of_size(params: str, config: config_dict.ConfigDict, given: Sequence[str]) -> list[str]:
+    """Returns the overrides that give the model about so many parameters, and says them. Raises ConfigError if one is given."""
     keys = importlib.import_module("jaxlm.plan.size").overrides(config_lib.resolve(config), params)
+    if both := {key.partition("=")[0] for key in keys} & {key.partition("=")[0] for key in given}:
+        raise ConfigError(f"--params sets config.{min(both)} too: leave one of the two out")
     console.say(f"--params={params}: {' '.join(f'--config.{key}' for key in keys)}")
     return keys
 
@@ -344,7 +346,7 @@ def _argument_hint(name: str, verb: Verb, argument: str) -> str:
     keys = [key.name for key in config_help.read().keys]
     if word in keys:
         return f"did you mean --config.{argument}?"
-    if known := theirs.hint(word.lstrip("-")):
+    if known := theirs.hint(word.lstrip("-"), keys):
         return known.replace("config.", "--config.", 1)
     last = word.lstrip("-").replace("-", "_").split(".")[-1]
     same = [key for key in keys if key.split(".")[-1] == last]

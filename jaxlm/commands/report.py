@@ -10,6 +10,7 @@ from jaxlm.report import markup, run_page, runs_page
 from jaxlm.run import differences, held_out_texts, lineage
 from jaxlm.train import outlook
 
+_UNKNOWN = "{}"  # the held-out text of a run whose data is gone
 _NAMED = 3  # runs in the name of the page
 
 
@@ -17,6 +18,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
     """Writes RUN/report.html, or with --json prints the same numbers. With --took, also prints the commands' times."""
     folder = pathlib.Path(config.workdir)
     if args.words:
+        if args.took:
+            raise ConfigError("--took goes with one run")
         return _several([folder, *map(pathlib.Path, args.words)], args)
     if args.out:
         raise ConfigError("--out goes with several runs; the page of one is RUN/report.html")
@@ -43,7 +46,9 @@ def _several(folders: list[pathlib.Path], args: argparse.Namespace) -> int:
     groups: dict[str, list[str]] = {}
     for name, folder in zip(names, folders, strict=True):
         groups.setdefault(json.dumps(held_out_texts.of_run(folder), sort_keys=True), []).append(name)
+    unknown = groups.pop(_UNKNOWN, []) if len(groups) > 1 else []
     texts = {f"held-out loss{f', text of {runs[0]}' * (len(groups) > 1)}": runs for runs in groups.values()}
+    texts |= {"held-out loss, text unknown": unknown} if unknown else {}
     differing = differences.of_runs(folders)
     if args.json:
         print(json.dumps({"runs": summaries, "differing": differing, "held_out": texts}))

@@ -124,7 +124,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 def nearest_key(key: str, keys: Sequence[str]) -> str:
     """Returns a hint for an unknown key: the key that was probably meant, also by a user of another trainer."""
-    if known := theirs.hint(key):
+    if known := theirs.hint(key, keys):
         return known
     near = meant(key, keys)
     return f"did you mean config.{near}?" if near else "jaxlm train --help=all lists all keys"

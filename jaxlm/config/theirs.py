@@ -4,8 +4,9 @@
 """
 
 import functools
+from collections.abc import Sequence
 
-# Our key: their names. "-" for what has no key, with the reason.
+# Our key, perhaps with what is counted otherwise: their names. "-" for what has no key, with the reason.
 _TABLE = """
 workdir: output_dir out_dir dump_folder logging_dir checkpoint.folder model_tag run_name wandb_name
 origin: model_name_or_path base_model checkpoint_dir initial_checkpoint_dir initial_load_path sft_model_path
@@ -43,28 +44,36 @@ adapter.targets: lora_target lora_target_modules lora_target_linear lora_query l
 adapter.rows: lora_modules_to_save modules_to_save additional_target
 adapter.rslora: use_rslora
 adapter.quantize: load_in_4bit load_in_8bit quantization_bit quantize bnb_4bit_quant_type
-train.steps: max_steps num_iterations total_steps training.steps num_train_epochs num_epochs train.epochs epochs
-  max_iters total_episodes max_tokens target_param_data_ratio
-train.batch_size: per_device_train_batch_size global_batch_size total_batch_size train_batch_size examples_per_step
-train.microbatch_size: gradient_accumulation_steps micro_batch_size device_batch_size local_batch_size
+train.steps: max_steps num_iterations total_steps training.steps max_iters
+train.steps (steps; jaxlm plan says how many tokens a parameter that is): target_param_data_ratio
+train.steps (steps of batch_size x seq_len tokens): max_tokens total_episodes
+train.steps (steps, not passes): num_train_epochs num_epochs train.epochs epochs
+train.batch_size: global_batch_size total_batch_size train_batch_size examples_per_step
+train.batch_size (rows of all devices together): per_device_train_batch_size device_batch_size local_batch_size
+train.microbatch_size: micro_batch_size
+train.microbatch_size (rows at once, not how many times): gradient_accumulation_steps
 train.seq_len: max_seq_length sequence_len cutoff_len max_length block_length model_max_length
-train.eval_every_steps: eval_steps eval_strategy evaluation_strategy evals_per_epoch eval_every eval.interval
-  validation.freq eval_interval
+train.eval_every_steps: eval_steps eval_strategy evaluation_strategy eval_every eval.interval validation.freq
+  eval_interval
+train.eval_every_steps (steps between two): evals_per_epoch
 train.max_nonfinite_steps: logging_nan_inf_filter
 loss.z_loss: z_loss_weight
 optim.name: optim optimizer optim.type
 optim.lr: learning_rate max_lr base_lr peak_lr matrix_lr
 optim.rows_lr_ratio: embedding_lr unembedding_lr embedding_learning_rate
 optim.schedule: lr_scheduler_type lr_scheduler decay_type lr_decay_style
-optim.warmup_steps: warmup_ratio lr_warmup_steps lr_warmup_fraction warmup_iters
+optim.warmup_steps: lr_warmup_steps warmup_iters
+optim.warmup_steps (steps, not a share): warmup_ratio lr_warmup_fraction
 optim.decay_fraction: warmdown_ratio decay_ratio cooldown_fraction
-optim.final_lr_ratio: min_lr min_lr_factor final_lr_frac cosine_min_lr_ratio lr_scheduler_kwargs min_lr_ratio
+optim.final_lr_ratio: min_lr_factor final_lr_frac cosine_min_lr_ratio lr_scheduler_kwargs min_lr_ratio
+optim.final_lr_ratio (a share of optim.lr): min_lr
 optim.b1: adam_beta1 beta1
 optim.b2: adam_beta2 beta2
 optim.eps: adam_epsilon
 optim.weight_decay: wd
 optim.clip_norm: max_grad_norm max_norm grad_clip gradient_clipping clip_grad
-checkpoint.every_steps: save_steps save_strategy save_interval saves_per_epoch checkpoint.interval save_every
+checkpoint.every_steps: save_steps save_strategy save_interval checkpoint.interval save_every
+checkpoint.every_steps (steps between two): saves_per_epoch
 checkpoint.keep_last: save_total_limit keep_latest_k
 checkpoint.keep_best: load_best_model_at_end
 checkpoint.best_metric: metric_for_best_model
@@ -141,8 +150,13 @@ def table() -> dict[str, tuple[str, str]]:
     return names
 
 
-def hint(key: str) -> str:
-    """Returns what an unknown key of another trainer is called here, or why there is no such key; "" if it is not known."""
+def hint(key: str, keys: Sequence[str]) -> str:
+    """Returns what an unknown key of another trainer is called here, or why there is no such key; "" if it is not known.
+
+    keys: ours. The last part of one of them in another section is a key of ours, except `epochs`, which PPO alone has.
+    """
     key = key.replace("-", "_")
-    ours, why = table().get(key) or table().get(key.rpartition(".")[2]) or ("", "")
+    last = key.rpartition(".")[2]
+    own = last != "epochs" and any(each.rpartition(".")[2] == last for each in keys)
+    ours, why = table().get(key) or (not own and table().get(last)) or ("", "")
     return f"did you mean config.{ours}?" if ours else why and f"there is no such key: {why}"

@@ -12,7 +12,6 @@ import collections
 import contextlib
 import dataclasses
 import hashlib
-import importlib.metadata
 import json
 import os
 import pathlib
@@ -270,26 +269,11 @@ def make_recipe(
         recipe[f"priority of {name}"] = source.priority
         recipe[f"files of {name}"] = _signature([unit for owner, unit in units if owner == name])
     recipe |= {f"stage {name}": settings.stages[name] for name in registry.GLOBAL_STAGES}
-    recipe["code"] = _own_code()
+    recipe["code"] = recipes.own_code("corpus")
     if used:
-        recipe["packages"] = {name: _version(name) for name in _PACKAGES}
+        recipe["packages"] = {name: recipes.version(name) for name in _PACKAGES}
         recipe["packages"]["python"] = ".".join(map(str, sys.version_info[:2]))
     return json.loads(json.dumps(recipe))
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None  # finished data is used without the libraries that made it
-
-
-def _own_code() -> str:
-    """Returns a digest of this package's source code, because tasks of two versions must not be mixed."""
-    here, hasher = pathlib.Path(__file__).parent, hashlib.sha256()
-    for path in sorted(here.rglob("*.py")):
-        hasher.update(f"{path.relative_to(here)}\0".encode() + path.read_bytes())
-    return hasher.hexdigest()[:16]
 
 
 def _signature(units: Sequence[Unit]) -> str:
@@ -386,7 +370,8 @@ def _tables(
     folder: pathlib.Path, plan: Plan, parts: int = 1
 ) -> Iterator[tuple[duckdb.DuckDBPyConnection, pathlib.Path]]:
     """Gives (a connection, `folder` by a path that DuckDB can read) to one of `parts` tasks that run side by side."""
-    memory_gb, threads = (plan.memory_gb, plan.threads) if parts == 1 else (plan.memory_gb / plan.threads, 1)
+    side = min(parts, plan.threads)  # tasks that run side by side on one machine
+    memory_gb, threads = plan.memory_gb / side, plan.threads // side
     with files.plain_path(folder) as plain, connect(plain, max(_LEAST_GB, memory_gb), threads) as connection:
         yield connection, plain
 

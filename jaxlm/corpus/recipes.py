@@ -1,5 +1,7 @@
 """Compares the recipe that made a folder with the recipe of this run."""
 
+import hashlib
+import importlib.metadata
 import pathlib
 import typing
 from collections.abc import Mapping
@@ -8,6 +10,21 @@ from jaxlm.config import ConfigError, older
 from jaxlm.host.console import Say
 
 MANIFEST = "prepared.json"  # here, so that the command line imports no library for it
+
+
+def own_code(folder: str = "") -> str:
+    """Returns a digest of the source code of jaxlm, or of one of its folders: tasks of two versions must not be mixed."""
+    here, hasher = pathlib.Path(__file__).parents[1] / folder, hashlib.sha256()
+    for path in sorted(here.rglob("*.py")):
+        hasher.update(f"{path.relative_to(here)}\0".encode() + path.read_bytes())
+    return hasher.hexdigest()[:16]
+
+
+def version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None  # finished data is used without the libraries that made it
 
 
 def check_same(

@@ -128,6 +128,8 @@ def losses(
     lines = []
     for name, source in manifest["sources"].items():
         read, kept = source["read"], source["kept"]
+        if read["documents"] == sum(read["failed"].values()):
+            lines.append(f"source {name} gave no document: it is left out of the mixture")
         if failed := collections.Counter(read["failed"]):
             why = _counts(failed)
             lines.append(f"{failed.total():,} of {read['documents']:,} records of {name} were not used: {why}")

@@ -41,6 +41,11 @@ class Benchmarks:
 
     def __init__(self, tasks: Sequence[str], settings: EvalConfig):
         self.names, self._settings = list(dict.fromkeys(map(_own_name, tasks))), settings
+        files = [pathlib.PurePath(name).name for name in self.names if questions.is_file(name)]
+        if twice := [name for name in files if files.count(name) > 1]:
+            raise ConfigError(
+                f"two files of questions are called {twice[0]}, and so would be their results: rename one"
+            )
         for name in self.names:
             own, part = _parts(name)
             if own in _OWN:

@@ -5,6 +5,7 @@
 {"prompt": ..., "answer": ...}                what the model writes up to a newline, compared without case (`exact_match`)
 """
 
+import functools
 import pathlib
 from collections.abc import Callable, Sequence
 
@@ -30,6 +31,7 @@ def check(path: str, settings: EvalConfig) -> None:
     read(path)
 
 
+@functools.cache  # in training the same questions at each step, whatever becomes of the file
 def read(path: str) -> list[dict]:
     """Returns the rows of a file of questions. Raises ConfigError for the first row that is of no type, or of another type."""
     if not pathlib.Path(path).expanduser().is_file():
@@ -49,6 +51,12 @@ def read(path: str) -> list[dict]:
                 layout.row({key: row[key] for key in keys})
             elif not all(isinstance(row[key], str) for key in keys):
                 raise ValueError("prompt and answer must be texts")
+            elif not _folded(row["answer"]) or "\n" in row["answer"].strip():
+                raise ValueError(
+                    "an answer must be one line of text: what the model writes is read up to the first newline"
+                )
+            if any(not text for text in row.get("choices", [row.get("continuation", "x")])):
+                raise ValueError("a choice or continuation is empty")
         except ValueError as error:
             raise ConfigError(f"{path}:{number}: {error}") from None
         rows.append({key: row[key] for key in keys})
@@ -114,7 +122,7 @@ def _request(scorer: Scorer, before: str, text: str) -> Request:
 
 def _written(scorer: Scorer, rows: Sequence[dict], name: str) -> list[tuple[dict, dict]]:
     """Returns (metrics, detail) of each row, by what the model writes up to the first newline."""
-    prompts = [document(scorer.tokenizer, row["prompt"]) for row in rows]
+    prompts = [document(scorer.tokenizer, row["prompt"].rstrip(" ")) for row in rows]
     longest = max(len(scorer.tokenizer.encode(row["answer"])) for row in rows)
     texts = completions.complete(scorer, prompts, ("\n",), completions.greedy(2 * longest + _LEAST_TOKENS), 0, name)
     return [

@@ -16,10 +16,9 @@ _KEYS = ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff")
 _OFF = 0.05  # of the parameters that are asked for, at most
 _MULTIPLE = 8  # of d_ff
 _MOST_WIDTH = 1 << 15
-_DEEPER, _WIDER = (
-    3,
-    0.25,
-)  # layers: at most so many times the family's own for the width; d_ff: at most this share more or less
+_DEEPER = 3  # layers: at most so many times the family's own for the width
+_WIDER = 0.25  # d_ff: at most this share more or less than the family's own
+_STEP, _STEPS = 1.1, 40  # sizes that are tried for the next one that fits
 
 
 def overrides(config: Config, text: str) -> list[str]:
@@ -30,7 +29,7 @@ def overrides(config: Config, text: str) -> list[str]:
     match = _NUMBER.fullmatch(text)
     try:
         wanted = round(float(match[1]) * _POWERS[match[2].lower()]) if match else 0
-    except ValueError:  # 1.2.3
+    except (ValueError, OverflowError):  # 1.2.3; four hundred digits
         wanted = 0
     if wanted <= 0:
         raise ConfigError(f"--params={text}: a number of parameters, such as 10M or 1.5B")
@@ -42,18 +41,24 @@ def overrides(config: Config, text: str) -> list[str]:
 
 def _sized(model: ModelConfig, wanted: int, text: str) -> ModelConfig:
     """Returns the model nearest to the family's proportions among those of about `wanted` parameters."""
-    fitting, least = [], 0
+    if fitting := _nearest(model, wanted):
+        return fitting
+    grown = (round(wanted * _STEP**n) for n in range(1, _STEPS))
+    larger = next((size for size in grown if _nearest(model, size)), 0)
+    raise ConfigError(
+        f"--params={text}: over half of it would be embeddings of {model.vocab_size:,} tokens, or the family's "
+        f"proportions would be lost; {f'about {human(larger)} is the next size' if larger else 'ask for another size'}, or set "
+        "a smaller --config.model.vocab_size"
+    )
+
+
+def _nearest(model: ModelConfig, wanted: int) -> ModelConfig | None:
+    """Returns the model nearest to the family's proportions among those of about `wanted` parameters; None without one."""
+    fitting = []
     for family in _widths(model):
         embedding = model.vocab_size * family.d_model * (1 if model.tie_embeddings else 2)
-        deepest = dataclasses.replace(
-            family, n_layers=_DEEPER * family.n_layers, d_ff=round((1 + _WIDER) * family.d_ff)
-        )
-        if not least and count_params(deepest) >= 2 * embedding:
-            least = max(2 * embedding, count_params(dataclasses.replace(family, n_layers=1)))
         if 2 * embedding > wanted:
-            if least:
-                break
-            continue
+            break
         layer = count_params(dataclasses.replace(family, n_layers=family.n_layers + 1)) - count_params(family)
         layers = family.n_layers + (wanted - count_params(family)) / layer
         for n in range(max(1, math.floor(layers / _DEEPER)), min(math.ceil(2 * layers), _DEEPER * family.n_layers) + 1):
@@ -61,12 +66,7 @@ def _sized(model: ModelConfig, wanted: int, text: str) -> ModelConfig:
             if abs(count_params(tried) - wanted) <= _OFF * wanted:
                 away = abs(math.log(n / family.n_layers)) + abs(math.log(tried.d_ff / family.d_ff))
                 fitting.append((away, family.d_model, tried))
-    if not fitting:
-        raise ConfigError(
-            f"--params={text}: over half of it would be embeddings of {model.vocab_size:,} tokens, or the family's proportions "
-            f"would be lost: the least is {human(least)}; ask for another size, or set a smaller --config.model.vocab_size"
-        )
-    return min(fitting, key=lambda each: each[:2])[2]
+    return min(fitting, key=lambda each: each[:2])[2] if fitting else None
 
 
 def _widths(model: ModelConfig) -> Iterator[ModelConfig]:

@@ -38,9 +38,10 @@ def lines(
     lines, such as restarts.
     """
     thinned = [dataclasses.replace(curve, points=thin(curve.points)) for curve in curves]
-    thinned = [curve for curve in thinned if sum(math.isfinite(y) for _, y in curve.points) > 1]
-    if not thinned:
+    drawable = [i for i, curve in enumerate(thinned) if sum(math.isfinite(y) for _, y in curve.points) > 1]
+    if not drawable:
         return Markup("")
+    thinned = [thinned[i] for i in drawable]  # a curve keeps the colour of its place
     xs = [x for curve in thinned for x, _ in curve.points]
     ys = [y for curve in thinned for _, y in curve.points if math.isfinite(y)]
     low, high = min(xs), max(xs)
@@ -56,12 +57,12 @@ def lines(
     x_ticks = [x for x in ticks(low, high) if low <= x <= high]
     grid = [_line(0, at_y(y), _SIZE, at_y(y), "grid") for y in y_ticks]
     grid += [_line(at_x(x), 0, at_x(x), _SIZE, "mark") for x in marks if low <= x <= high]
-    drawn = [path for i, curve in enumerate(thinned) for path in _paths(curve, i, at_x, at_y)]
+    drawn = [path for i, curve in zip(drawable, thinned, strict=True) for path in _paths(curve, i, at_x, at_y)]
     view = {"viewBox": f"0 0 {_SIZE:.0f} {_SIZE:.0f}", "preserveAspectRatio": "none"}
     svg = tag("svg", *grid, *drawn, **view, aria_hidden="true")
     beside = [tag("span", shown(y), style=f"top:{at_y(y) / _SIZE:.2%}") for y in y_ticks]
     below = [tag("span", shown_x(x), style=f"left:{at_x(x) / _SIZE:.2%}") for x in x_ticks]
-    legend = _legend([curve.name for curve in thinned])
+    legend = _legend([curve.name for curve in thinned], drawable)
     title = [tag("b", label), *(legend if len(thinned) > 1 else [])]
     title += [tag("span", unit, class_="dim unit")] if unit else []
     plot = tag("div", tag("div", *beside, class_="ys"), svg, tag("div", *below, class_="xs"), class_="plot")
@@ -132,9 +133,11 @@ def stacked(parts: Sequence[tuple[str, float, str]], label: str) -> Markup:
     titles = [f"{name}: {shown}" for name, _, shown in parts]
     spans = (tag("span", class_=f"c{i % 6}", style=styles[i], title=titles[i]) for i in range(len(parts)))
     bar = tag("div", *spans, class_="bar wide", role="img", aria_label=label)
-    return tag("figure", bar, tag("figcaption", *_legend([f"{name} {shown}" for name, _, shown in parts])))
+    return tag(
+        "figure", bar, tag("figcaption", *_legend([f"{name} {shown}" for name, _, shown in parts], range(len(parts))))
+    )
 
 
-def _legend(names: Sequence[str]) -> list[Markup]:
-    keys = (tag("span", class_=f"key c{i % 6}") for i in range(len(names)))
+def _legend(names: Sequence[str], places: Sequence[int]) -> list[Markup]:
+    keys = (tag("span", class_=f"key c{i % 6}") for i in places)
     return [tag("span", key, name, class_="nowrap") for key, name in zip(keys, names, strict=True)]

@@ -55,9 +55,10 @@ def _curves(summaries: Mapping[str, Mapping], texts: Mapping[str, Sequence[str]]
         label: str, along: str, points_of: typing.Callable[[Mapping], Sequence], runs: Sequence[str], **more
     ) -> Markup:
         drawn = []
-        for i, name in enumerate(runs):
+        for i, name in enumerate(summaries):  # all of them: a run has one colour in all charts
             dotted = i >= _COLOURS
-            drawn.append(Curve(name + " (dotted)" * dotted, points_of(summaries[name]), dotted))
+            points = points_of(summaries[name]) if name in runs else []
+            drawn.append(Curve(name + " (dotted)" * dotted, points, dotted))
         return chart.lines(drawn, label, along=along, shown=lambda value: f"{value:.4g}", **more)
 
     def column(x: str, y: str) -> typing.Callable[[Mapping], Sequence]:

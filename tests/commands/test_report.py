@@ -66,6 +66,16 @@ def test_several_runs_stand_on_one_page_with_what_differs(tmp_path, capsys, monk
     assert capsys.readouterr().out.splitlines()[-1] == "last held-out loss: A 5.4600, B 5.4200, B - A -0.0400"
 
 
+def test_a_run_whose_text_is_unknown_stands_apart(tmp_path, capsys):
+    runs = [make_run(tmp_path / name, "x") for name in ("a", "b")]
+    (tmp_path / "b" / "run.json").write_text("{}")
+    assert cli.main(["report", *runs, f"--out={tmp_path / 'p.html'}"]) == 0
+    page = (tmp_path / "p.html").read_text()
+    assert "held-out loss, text unknown" in page
+    capsys.readouterr()
+    assert cli.main(["report", *runs, "--took=x"]) == 2
+
+
 def test_twelve_runs_take_less_than_a_megabyte(tmp_path):
     runs = [make_run(tmp_path / f"lr{i}", "x", steps=3000, optim__lr=i * 1e-4) for i in range(1, 13)]
     page = tmp_path / "all.html"

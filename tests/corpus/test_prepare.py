@@ -203,7 +203,7 @@ def test_finished_data_needs_neither_its_sources_nor_the_same_libraries(corpus, 
     moved = tmp_path / "moved"
     shutil.copytree(done.path, moved)
     (corpus / "web").rename(corpus / "elsewhere")
-    monkeypatch.setattr(prepare.importlib.metadata, "version", lambda name: "99")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "99")
     try:
         assert run(corpus, moved).sha256 == done.sha256
     finally:

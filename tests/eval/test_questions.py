@@ -96,6 +96,8 @@ def test_what_is_written_is_compared_up_to_a_newline_without_case_and_spaces(sco
             r":2 has the keys prompt, anwser: a question has \{query, choices, gold\} or",
         ),
         ([SPELT[0], {"prompt": "x", "answer": 5}], ":2: prompt and answer must be texts"),
+        ([SPELT[0] | {"answer": "two\nlines"}], ":1: an answer must be one line of text"),
+        ([CHOICES[0] | {"choices": ["a", "", "b"]}], ":1: a choice or continuation is empty"),
         ([CHOICES[0] | {"gold": 3}], ":1: gold is 3, of 3 options"),
         ([CHOICES[0] | {"choices": "abc"}], ":1: choices is no list of texts"),
     ],
@@ -103,6 +105,13 @@ def test_what_is_written_is_compared_up_to_a_newline_without_case_and_spaces(sco
 def test_a_wrong_row_is_named(tmp_path, rows, message):
     with pytest.raises(ConfigError, match=message):
         tiny_eval.asked(None, [write(tmp_path / "q.jsonl", rows)], tiny_eval.settings())
+
+
+def test_two_files_of_one_name_are_refused(tmp_path):
+    (tmp_path / "b").mkdir()
+    paths = [write(tmp_path / place / "q.jsonl", NEXT) for place in (".", "b")]
+    with pytest.raises(ConfigError, match=r"two files of questions are called q\.jsonl"):
+        tiny_eval.asked(None, paths, tiny_eval.settings())
 
 
 def test_a_file_that_is_not_there_is_refused_and_is_no_task():

@@ -45,7 +45,8 @@ def test_its_own_size_gives_about_the_model_itself():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("1M", "over half of it would be embeddings of 20,480 tokens.*the least is 10.5M"),
+        ("1M", r"over half of it would be embeddings of 20,480 tokens.*about 1\d\.?\d*M is the next size"),
+        ("9" * 400, "a number of parameters"),
         ("ten", "a number of parameters, such as 10M"),
         ("0", "a number of parameters"),
         ("1.2.3M", "a number of parameters"),
@@ -54,6 +55,18 @@ def test_its_own_size_gives_about_the_model_itself():
 def test_what_is_no_size_is_refused(text, message):
     with pytest.raises(ConfigError, match=message):
         size.overrides(of("local_35m"), text)
+
+
+def test_a_size_that_is_named_as_the_next_fits():
+    with pytest.raises(ConfigError) as error:
+        size.overrides(of("domain_7b"), "100M")
+    named = str(error.value).partition("about ")[2].split()[0]
+    assert size.overrides(of("domain_7b"), named)
+
+
+def test_a_key_that_is_given_too_is_refused(capsys):
+    assert cli.main(["plan", "quickstart", "--params=10M", "--config.model.n_layers=2"]) == 2
+    assert "--params sets config.model.n_layers too" in capsys.readouterr().err
 
 
 def test_the_command_line_says_the_keys_that_it_sets(capsys):

@@ -26,6 +26,8 @@ _HEADING = re.compile(r"(?:(?:\d+\.|[-*]) +)?#{1,6} (.*)")  # also in an item of
 _MARK = re.compile(r"\s*(?:(inherited from) \S+|definition classes)\s*$", re.I)
 _TARGET = re.compile(r"\]\([^()\s]*\)")
 _WORD = re.compile(r"\w+|[+/%&^~=<!]+")
+_JUDGED = 50_000  # characters of a text: the search for lines takes the square
+_FEW_WORDS = 20
 _SHORT = 160  # characters of a line that announces inherited members
 
 
@@ -74,14 +76,17 @@ def _own_members(text: str) -> str:
             del own[section:]
         if not inherited:
             own.append(line)
-    return "\n".join(own)
+    rest = "\n".join(own)
+    return rest if len(rest.split()) >= _FEW_WORDS else text  # "Inherited forms" may be what a page is about
 
 
 def own_share(text: str, other: str) -> float:
     """Returns the share of a text's characters in lines that the other text does not have, however it wraps them."""
-    others = f" {_folded(other)} "
+    text, other = text[:_JUDGED], other[: 2 * _JUDGED]
+    others, there = f" {_folded(other)} ", set(map(_folded, other.split("\n")))
     lines = [line for line in map(_folded, text.split("\n")) if line]
-    return sum(len(line) for line in lines if f" {line} " not in others) / max(1, sum(map(len, lines)))
+    own = (len(line) for line in lines if line not in there and f" {line} " not in others)
+    return sum(own) / max(1, sum(map(len, lines)))
 
 
 def _folded(text: str) -> str:

@@ -4,9 +4,9 @@ Every source is read once, into an external shuffle: memory does not grow with t
 copy of the text. Large sources are encoded by tasks, side by side; what was done before a kill stays. The bytes of all
 files depend only on the texts and the settings.
 
-DATA/.tokenize/KEY/SOURCE/      shuffled documents of a large source, with `read.pickle` once all of it is read
-DATA/.tokenize/KEY/plan.pickle  the tokenizer, and what each task encodes
-DATA/.tokenize/KEY/encoded/     what the tasks encoded
+DATA/.tokenize/KEY/documents/SOURCE/  shuffled documents of a large source, with `read.pickle` once all of it is read
+DATA/.tokenize/KEY/plan.pickle        the tokenizer, and what each task encodes
+DATA/.tokenize/KEY/encoded/           what the tasks encoded
 """
 
 import dataclasses
@@ -40,6 +40,7 @@ from jaxlm.host.console import Say
 
 _WORK = ".tokenize"  # in the data directory, while it is made
 _READ_MARK, _PLAN = "read.pickle", "plan.pickle"
+_PACKAGES = ("sentencepiece", "tokenizers", "numpy", "pyarrow")  # which read, encode and hold what stays after a kill
 _BATCH_BYTES = 4 << 20
 _TASK_BYTES = 32 << 20  # of text; the parent encodes sources of less itself: each worker takes a second to start
 _MEMORY = 256 << 20  # of text, over all sources
@@ -123,7 +124,11 @@ def build_data(
         recipe = _recipe(source_list, settings, signed, recipe_extra or {}, {})
         shards.clear_leftovers(root)
         weights = {source.name: source.weight for source in source_list}  # decide what the tokenizer is trained on
-        key = hashlib.sha256(json.dumps([recipe, weights], sort_keys=True).encode()).hexdigest()[:12]
+        made_by = (
+            recipes.own_code(),
+            *(recipes.version(package) for package in _PACKAGES),
+        )  # two versions must not be mixed
+        key = hashlib.sha256(json.dumps([recipe, weights, made_by], sort_keys=True).encode()).hexdigest()[:12]
         for other in (root / ".spill.tmp", *root.glob(f"{_WORK}/*")):  # the first: of an earlier version
             if other.name != key:
                 shutil.rmtree(other, ignore_errors=True)
@@ -277,7 +282,9 @@ def _build(
     for source in source_list:
         began, name = time.perf_counter(), source.name
         with console.working(f"reading {name}", unit="documents", end=False) as tell:
-            documents[name] = _read_source(work / name, source, settings, read, _MEMORY // len(source_list), tell)
+            documents[name] = _read_source(
+                work / "documents" / name, source, settings, read, _MEMORY // len(source_list), tell
+            )
         log(f"read {name}: {documents[name].stats.summary()} ({time.perf_counter() - began:.1f} s)")
     coder, tasks = _planned(work, source_list, documents, settings, log)
     if tasks:
@@ -361,8 +368,8 @@ def encode(work: pathlib.Path, task: int) -> None:
     """Encodes the documents of one task into a file of batches."""
     coder, tasks = pickle.loads((work / _PLAN).read_bytes())
     name, buckets = tasks[task]
-    if (documents := _Documents.opened(work / name)) is None:
-        raise RunError(f"{work / name} is damaged: delete {work} and run the same command again")
+    if (documents := _Documents.opened(work / "documents" / name)) is None:
+        raise RunError(f"{work / 'documents' / name} is damaged: delete {work} and run the same command again")
     path = _encoded_file(work, task)
     if path.exists():
         return

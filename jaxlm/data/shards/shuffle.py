@@ -88,6 +88,7 @@ class Shuffle:
     def _split(self, bucket: int) -> Iterator[tuple[str, bytes, int]]:
         """Yields a bucket larger than the memory, in order; first splits the bucket by the next bits of the orders."""
         inner = Shuffle(self._folder / f"{bucket:02d}.split", "", self._memory, level=self._level + 1)
+        inner.close()  # a process that was killed may have left a part of it
         try:
             with self._file(bucket).open("rb") as file:
                 while head := file.read(_HEADER.size):

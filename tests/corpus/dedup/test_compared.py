@@ -89,7 +89,11 @@ SCALADOC = """# {name}
 
 3. #### def last: Int
 """
-TYPEDOC = "# {name}\n\n## Methods\n\n### on\n\nAdds a listener.\n\nInherited from Emitter.on\n\n### own\n\nOf {name}.\n"
+TYPEDOC = (
+    "# {name}\n\n## Methods\n\n### on\n\nAdds a listener.\n\nInherited from Emitter.on\n\n### own\n\n"
+    + "This is what each of its kind says of itself. " * 3
+    + "Of {name}.\n"
+)
 
 
 @pytest.mark.parametrize(("page", "gone"), [(SCALADOC, "two objects"), (TYPEDOC, "listener")])
@@ -100,6 +104,11 @@ def test_a_member_that_is_marked_as_inherited_makes_no_copies(page, gone):
     assert text.rstrip().endswith("def last: Int" if page is SCALADOC else "Of Tree.")
     prose = "# Trees\n\nThese traits are inherited from parents.\n\nInherited from both sides, they last.\n"
     assert compared.of(Document(prose, "b", {"from": "html"})) == prose
+
+
+def test_a_page_about_what_is_inherited_is_compared_whole():
+    text = "# Haemophilia\n\n## Inherited forms\n\n" + "It runs in families, and sons have it of their mothers. " * 9
+    assert compared.of(Document(text, "a", {"from": "html"})) == text
 
 
 def test_what_a_document_says_of_its_own():

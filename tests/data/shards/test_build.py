@@ -348,6 +348,15 @@ def test_it_shuffles_and_the_key_matters(tmp_path):
     assert descents == pytest.approx(len(places) / 2, rel=0.05)
 
 
+def test_what_a_killed_process_left_of_a_bucket_is_not_read(tmp_path):
+    shuffle, order = shuffled(tmp_path / "s", 2_000)
+    for place in sorted((tmp_path / "s").iterdir()):  # a process was killed between two buckets
+        (tmp_path / "s" / f"{place.name}.split").mkdir(exist_ok=True)
+        for inner in range(64):
+            (tmp_path / "s" / f"{place.name}.split" / f"{inner:02d}").write_bytes(place.read_bytes()[:200])
+    assert [(a, b.decode(), c) for a, b, c in shuffle] == order
+
+
 def test_an_abandoned_iteration_leaves_the_next_one_whole(tmp_path):
     shuffle, order = shuffled(tmp_path / "s", 2_000)
     for _ in range(3):
