@@ -44,7 +44,7 @@ def test_backends_are_those_that_the_platform_runs():
     [
         ((), "gpu", (8, 0), "needs an NVIDIA GPU of Ada, Hopper or newer .*capability 8.0"),
         ((), "tpu", None, "not a tpu"),
-        (("model.dtype=float32",), "gpu", (9, 0), r"model.fp8 is for model\.dtype=bfloat16"),
+        (("model.dtype=float32",), "gpu", (9, 0), r"model.fp8 needs model\.dtype=bfloat16"),
     ],
 )
 def test_float8_where_it_is_none_is_refused(overrides, platform, capability, message, monkeypatch):

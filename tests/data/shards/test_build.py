@@ -278,6 +278,15 @@ def test_tasks_give_the_same_bytes_as_one_process(corpus, data, tmp_path, small_
     assert built.manifest == data.manifest
 
 
+def test_a_source_may_be_called_as_a_folder_of_the_work(tmp_path, small_tasks, make_document):
+    listed, read = sources_of(
+        documents=[make_document("a", i) for i in range(60)], encoded=["one text", "another", "a third"]
+    )
+    data = build.build_data(tmp_path, listed, build.BuildSettings(300, False), read=read, log=str)
+    assert data.entry("documents", "train")["documents"] + data.entry("documents", "val")["documents"] == 60
+    assert data.entry("encoded", "train")["documents"] + data.entry("encoded", "val")["documents"] == 3
+
+
 @pytest.mark.parametrize("phase", ["read", "encode", "write"])
 def test_what_was_done_before_a_crash_is_not_done_again(corpus, data, tmp_path, small_tasks, monkeypatch, phase):
     calls = {name: [] for name in ("iterate_documents", "_encoded", "_write_source", "train_tokenizer")}

@@ -175,7 +175,7 @@ def test_the_held_out_tokens_are_those_that_a_run_measures():
 
 
 @pytest.mark.parametrize(
-    ("key", "why"), [("program=sft", "this config is of sft"), ("origin=x", "config.origin=x names")]
+    ("key", "why"), [("program=sft", "this config is of sft"), ("origin=x", "leave config.origin=x out")]
 )
 def test_only_new_weights_are_pretrained(key, why):
     with pytest.raises(ConfigError, match=why):
