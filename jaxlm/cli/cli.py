@@ -136,7 +136,9 @@ def _run(argv: list[str], script: bool) -> int:
     config = importlib.import_module("jaxlm.run.supervised").adopt() if trains and script else None
     alone = trains and script and not config
     if not config:
-        if getattr(args, "params", None):
+        if getattr(args, "params", None) is not None:
+            if args.config and config_files.find(args.config).kind == "run":
+                raise ConfigError(f"--params goes with a config: the run in {args.config} has its size")
             overrides += _of_size(args.params, _settled(name, args.config, overrides, lambda line: None), overrides)
         lines: list[str] = []
         given = (trains and branch.config(args, overrides)) or _of_folder(verb, args, overrides)
@@ -344,8 +346,8 @@ def _argument_hint(name: str, verb: Verb, argument: str) -> str:
     if not word.startswith("-") and "=" not in argument:
         return f"jaxlm {name} takes one config or run, and one is given already"
     keys = [key.name for key in config_help.read().keys]
-    if word in keys:
-        return f"did you mean --config.{argument}?"
+    if word.lstrip("-") in keys:
+        return f"did you mean --config.{argument.lstrip('-')}?"
     if known := theirs.hint(word.lstrip("-"), keys):
         return known.replace("config.", "--config.", 1)
     last = word.lstrip("-").replace("-", "_").split(".")[-1]

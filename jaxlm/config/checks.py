@@ -88,7 +88,7 @@ def _of_training(t: TrainConfig, o: OptimConfig) -> Iterator[str]:
         yield f"train.batch_size={t.batch_size} is not divisible by train.microbatch_size={t.microbatch_size}"
     warmup = f"optim.warmup_steps={o.warmup_steps} is not shorter than"
     if o.warmup_steps >= t.steps:
-        yield f"{warmup} train.steps={t.steps}: lower optim.warmup_steps or raise train.steps"
+        yield f"{warmup} train.steps={t.steps}: raise these, or lower it: --config.optim.warmup_steps={t.steps // 10}"
     if o.schedule_steps and o.warmup_steps >= o.schedule_steps:
         yield f"{warmup} optim.schedule_steps={o.schedule_steps}"
     if o.decay_at_step >= t.steps:

@@ -79,7 +79,8 @@ checkpoint.keep_best: load_best_model_at_end
 checkpoint.best_metric: metric_for_best_model
 checkpoint.best_is: greater_is_better
 checkpoint.mirror: hub_model_id push_to_hub save_to_remote
-stop.usd_per_centinat: early_stopping_patience early_stopping_threshold
+stop.usd_per_centinat (dollars for a hundredth of a nat, not evaluations without gain): early_stopping_patience
+  early_stopping_threshold
 eval.batch_size: per_device_eval_batch_size eval_batch_size
 eval.max_mb: eval_tokens eval_iters eval.max_iters validation.steps
 eval.at_start: initial_validation
@@ -91,7 +92,7 @@ log.every_steps: logging_steps log_interval log_freq logging_strategy
 log.tensorboard: enable_tensorboard
 log.wandb: report_to wandb_project wandb_entity enable_wandb logger_name use_wandb wandb_log_model
 profile.steps: enable_profiling profile_freq
-hardware.compile_cache: torch_compile compile.enable compile
+- (XLA always compiles): torch_compile compile.enable torch_compile_backend
 mesh.data: data_parallel_replicate_degree
 mesh.fsdp: data_parallel_shard_degree fsdp fsdp_config deepspeed fsdp_reshard_after_forward zero_stage
 mesh.tensor: tensor_parallel_degree

@@ -24,6 +24,7 @@ from jaxlm.models.transformer import Transformer
 from jaxlm.step.objectives.base import Variables
 
 _OWN = {"humaneval": humaneval, "core": core, "redteam": redteam, "": questions}  # `check` and `evaluate`
+_SUFFIXES = (".json", ".txt", ".csv", ".parquet", ".JSONL", ".gz")  # of a file that was meant as questions
 _QUIET = {"TQDM_DISABLE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -41,6 +42,10 @@ class Benchmarks:
 
     def __init__(self, tasks: Sequence[str], settings: EvalConfig):
         self.names, self._settings = list(dict.fromkeys(map(_own_name, tasks))), settings
+        if odd := [
+            name for name in self.names if not questions.is_file(name) and pathlib.Path(name).suffix in _SUFFIXES
+        ]:
+            raise ConfigError(f"{odd[0]}: the name of a file of questions ends in .jsonl (docs/evaluation.md)")
         files = [pathlib.PurePath(name).name for name in self.names if questions.is_file(name)]
         if twice := [name for name in files if files.count(name) > 1]:
             raise ConfigError(

@@ -5,7 +5,10 @@
 {"prompt": ..., "answer": ...}                what the model writes up to a newline, compared without case (`exact_match`)
 """
 
+import collections
 import functools
+import hashlib
+import json
 import pathlib
 from collections.abc import Callable, Sequence
 
@@ -71,12 +74,23 @@ def evaluate(scorer: Scorer, path: str, settings: EvalConfig, items: int) -> lis
     numbers = spread(len(rows), items)
     ask: Callable = _written if "prompt" in rows[0] else _chosen
     asked = [rows[number] for number in numbers]
+    ids = _ids(rows)
     answered = [
-        Item(str(number), metrics, detail)
+        Item(ids[number], metrics, detail)
         for number, (metrics, detail) in zip(numbers, ask(scorer, asked, name), strict=True)
     ]
     chance = float(np.mean([1 / len(row["choices"]) for row in asked])) if "choices" in rows[0] else None
     return [TaskResult(name, *means(answered), chance, 0, answered)]
+
+
+def _ids(rows: Sequence[dict]) -> list[str]:
+    """Returns a digest of each row, with a number if it is there again: an edited question is another one."""
+    seen, ids = collections.Counter(), []
+    for row in rows:
+        digest = hashlib.blake2b(json.dumps(row, sort_keys=True).encode(), digest_size=6).hexdigest()
+        seen[digest] += 1
+        ids.append(digest if seen[digest] == 1 else f"{digest}-{seen[digest]}")
+    return ids
 
 
 def _chosen(scorer: Scorer, rows: Sequence[dict], name: str) -> list[tuple[dict, dict]]:

@@ -217,12 +217,18 @@ def add(folder: pathlib.Path, result: TaskResult, about: dict[str, typing.Any]) 
         then, had = old.get("about") or {}, int(old.get("n") or 0)
         alike = old.get("fewshot") == result.fewshot and then.get("chat_template") == about.get("chat_template")
         whose = " that the training asked" if then.get("training") else ""
-        if alike and had > new:
-            return f"{place} keeps the {had:,} questions of {result.task}{whose}, not these {new:,}; to replace them, delete it"
+        if alike and had > new and _holds(place, result):
+            kept = f"{place} keeps the {had:,} questions of {result.task}{whose}, not these {new:,}"
+            return f"{kept}; to replace them, delete {_file(result.task)}.jsonl there"
         line = f"{place}: these {new:,} questions of {result.task} replace the {had:,}{whose}"
         line += "" if alike else ", with other worked examples or another template"
     write(folder, [result], about)
     return line
+
+
+def _holds(place: pathlib.Path, result: TaskResult) -> bool:
+    """True if the results there have all the questions of `result`."""
+    return {item.id for item in result.items} <= {item.id for item in read(place)[result.task].items}
 
 
 def steps(folder: pathlib.Path) -> list[int]:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import re
 from collections.abc import Iterator
 
 from jaxlm.config import Config, ConfigError, ModelConfig
@@ -10,8 +9,7 @@ from jaxlm.host.console import human
 from jaxlm.plan.flops import count_params
 from jaxlm.plan.ladder.rungs import smaller
 
-_NUMBER = re.compile(r"([\d.]+) *([kmbKMB]?)")
-_POWERS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
+_POWERS = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _KEYS = ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff")
 _OFF = 0.05  # of the parameters that are asked for, at most
 _MULTIPLE = 8  # of d_ff
@@ -26,10 +24,10 @@ def overrides(config: Config, text: str) -> list[str]:
 
     Raises ConfigError if it is no number, or so few that over half of them would be embeddings.
     """
-    match = _NUMBER.fullmatch(text)
+    power = _POWERS.get(text[-1:].lower(), 0)
     try:
-        wanted = round(float(match[1]) * _POWERS[match[2].lower()]) if match else 0
-    except (ValueError, OverflowError):  # 1.2.3; four hundred digits
+        wanted = round(float(text[:-1] if power else text) * (power or 1))
+    except (ValueError, OverflowError):  # ten; four hundred digits
         wanted = 0
     if wanted <= 0:
         raise ConfigError(f"--params={text}: a number of parameters, such as 10M or 1.5B")

@@ -5,7 +5,7 @@ import typing
 from collections.abc import Mapping, Sequence
 
 from jaxlm.host.console import count, duration, human, spent
-from jaxlm.report import chart, markup
+from jaxlm.report import benchmarks, chart, markup
 from jaxlm.report.chart import Curve
 from jaxlm.report.markup import Markup, table, tag
 
@@ -23,6 +23,7 @@ def write(
     texts: groups of runs that measure the same held-out text, by the words for it; losses of two groups can't be compared.
     """
     parts = {"What came of them": _outcomes(summaries, texts), "Curves": _curves(summaries, texts)}
+    parts["Benchmarks"] = _benchmarks(summaries)
     parts["What differs"] = _differences(differing, list(summaries))
     sections = [markup.section(title, content) for title, content in parts.items() if content]
     markup.write(path, f"Runs {', '.join(summaries)}", Markup(""), sections)
@@ -44,6 +45,26 @@ def _outcomes(summaries: Mapping[str, Mapping], texts: Mapping[str, Sequence[str
         return outcomes
     line = "The runs measure different held-out texts: compare losses within a column (jaxlm eval RUN --text=FOLDER: one text)."
     return markup.join([tag("p", line), outcomes])
+
+
+def _benchmarks(summaries: Mapping[str, Mapping]) -> Markup:
+    """Returns the last score of each run on each task. What differs by more than chance `jaxlm compare A B` says."""
+    last = {name: {t: p[-1] for t, p in (s.get("benchmarks") or {}).items() if p} for name, s in summaries.items()}
+    scores = dict.fromkeys(
+        (task, metric)
+        for points in last.values()
+        for task, point in points.items()
+        for metric in (benchmarks.accuracy(point["metrics"]), benchmarks.BITS)
+        if metric in point["metrics"]
+    )
+    rows = [
+        (
+            f"{benchmarks.title(task)}: {metric}",
+            *(markup.with_error(points.get(task) or {"metrics": {}, "stderr": {}}, metric) for points in last.values()),
+        )
+        for task, metric in scores
+    ]
+    return table(("", *summaries), rows, "Last scores (two standard errors)") if rows else Markup("")
 
 
 def _loss(value: float | None) -> str:

@@ -7,6 +7,8 @@ import pytest
 from jaxlm import config
 from jaxlm.cli import cli
 from jaxlm.config import config_files
+from jaxlm.eval import results
+from jaxlm.eval.results import Item, TaskResult
 
 
 def test_what_commands_took_is_printed_and_stands_in_page_and_json(tmp_path, capsys):
@@ -72,8 +74,21 @@ def test_a_run_whose_text_is_unknown_stands_apart(tmp_path, capsys):
     assert cli.main(["report", *runs, f"--out={tmp_path / 'p.html'}"]) == 0
     page = (tmp_path / "p.html").read_text()
     assert "held-out loss, text unknown" in page
+    assert "Last scores" not in page
     capsys.readouterr()
     assert cli.main(["report", *runs, "--took=x"]) == 2
+
+
+def test_scores_stand_side_by_side(tmp_path):
+    runs = [make_run(tmp_path / name, "x") for name in ("a", "b")]
+    scores = TaskResult(
+        "mine.jsonl", {"acc": 0.25, "bits_per_byte": 3.5}, {"acc": 0.1}, None, 0, [Item("1", {"acc": 0.0})]
+    )
+    results.write(tmp_path / "a", [scores], {"step": 40})
+    assert cli.main(["report", *runs, f"--out={tmp_path / 'p.html'}"]) == 0
+    page = (tmp_path / "p.html").read_text()
+    assert "mine.jsonl: acc" in page
+    assert "0.250 ± 0.200" in page
 
 
 def test_twelve_runs_take_less_than_a_megabyte(tmp_path):

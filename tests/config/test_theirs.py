@@ -53,6 +53,8 @@ def test_an_unknown_key(key, hint):
 def test_an_unknown_flag_and_help_by_its_verb(capsys):
     assert cli.main(["train", "quickstart", "--per_device_train_batch_size=4"]) == 2
     assert "did you mean --config.train.batch_size (rows of all devices together)?" in capsys.readouterr().err
+    assert cli.main(["train", "quickstart", "--seed=3"]) == 2
+    assert "did you mean --config.seed=3?" in capsys.readouterr().err
     assert cli.main(["help", "tune"]) == 0
     asked = capsys.readouterr().out
     assert cli.main(["tune", "--help"]) == 0

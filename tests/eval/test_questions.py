@@ -10,7 +10,7 @@ from tiny_eval import WORDS
 
 from jaxlm.config import ConfigError
 from jaxlm.data.tokenizer.ids import document
-from jaxlm.eval import completions, questions
+from jaxlm.eval import completions, questions, results
 from jaxlm.eval.results import measured
 
 CHOICES = [
@@ -57,6 +57,7 @@ def test_choices_are_judged_by_log_p_and_per_byte(scorer, tmp_path):
         assert item.metrics["bits_per_byte"] == pytest.approx(bits, rel=1e-4)
     assert result.metrics["acc"] == pytest.approx(np.mean([item.metrics["acc"] for item in result.items]))
     assert 0 < result.metrics["acc"] < 1  # else nothing above compares
+    assert len({item.id for item in result.items}) == len(CHOICES)
     few = tiny_eval.asked(scorer, [path], tiny_eval.settings(), 4)[0].items
     assert len(few) == 4
     assert {item.id for item in few} <= {item.id for item in result.items}
@@ -105,6 +106,29 @@ def test_what_is_written_is_compared_up_to_a_newline_without_case_and_spaces(sco
 def test_a_wrong_row_is_named(tmp_path, rows, message):
     with pytest.raises(ConfigError, match=message):
         tiny_eval.asked(None, [write(tmp_path / "q.jsonl", rows)], tiny_eval.settings())
+
+
+def test_questions_that_were_edited_are_others_and_replace_the_old(scorer, tmp_path):
+    about = {"step": 3, "chat_template": False}
+
+    def ask(rows, name):
+        return tiny_eval.asked(scorer, [write(tmp_path / name / "q.jsonl", rows)], tiny_eval.settings())[0]
+
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+    assert results.add(tmp_path, ask(NEXT[:5], "a"), about) == ""
+    line = results.add(tmp_path, ask(NEXT[:2], "b"), about)
+    assert "keeps the 5 questions" in line
+    assert "delete q.jsonl.jsonl there" in line
+    edited = [NEXT[0], NEXT[1] | {"continuation": "two hills"}, NEXT[1], NEXT[1]]
+    assert "these 4 questions of q.jsonl replace the 5" in results.add(tmp_path, ask(edited, "c"), about)
+    assert len({item.id for item in results.read(tmp_path / "eval/3")["q.jsonl"].items}) == 4
+
+
+@pytest.mark.parametrize("name", ["mine.json", "mine.jsonl.gz", "mine.txt"])
+def test_another_suffix_is_told(name):
+    with pytest.raises(ConfigError, match=r"the name of a file of questions ends in \.jsonl"):
+        tiny_eval.asked(None, [name], tiny_eval.settings())
 
 
 def test_two_files_of_one_name_are_refused(tmp_path):

@@ -37,6 +37,11 @@ def test_sizes_are_within_five_percent_with_the_familys_heads(name, text, number
     assert 0.74 < ratio < 1.26
 
 
+@pytest.mark.parametrize("text", ["1e7", "10_000_000", "10m", "0.01B"])
+def test_a_size_may_be_written_in_several_ways(text):
+    assert size.overrides(of("quickstart"), text) == size.overrides(of("quickstart"), "10M")
+
+
 def test_its_own_size_gives_about_the_model_itself():
     model, again = of("gpuburnout_1b").model, of("gpuburnout_1b", *size.overrides(of("gpuburnout_1b"), "1.0387B")).model
     assert (again.n_layers, again.d_model, again.n_heads) == (model.n_layers, model.d_model, model.n_heads)
@@ -49,6 +54,8 @@ def test_its_own_size_gives_about_the_model_itself():
         ("9" * 400, "a number of parameters"),
         ("ten", "a number of parameters, such as 10M"),
         ("0", "a number of parameters"),
+        ("", "a number of parameters"),
+        ("nan", "a number of parameters"),
         ("1.2.3M", "a number of parameters"),
     ],
 )
