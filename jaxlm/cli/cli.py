@@ -19,7 +19,7 @@ from absl import logging as absl_logging
 from ml_collections import config_dict
 
 from jaxlm import config as config_lib
-from jaxlm.cli.verbs import TRAINING, VERBS, Verb
+from jaxlm.cli.verbs import GROUPS, TRAINING, VERBS, Verb
 from jaxlm.config import ConfigError, RunError, branch, config_files, shrink, theirs
 from jaxlm.config import key_help as config_help
 from jaxlm.host import console, files, interrupts
@@ -102,6 +102,9 @@ def _mark_fault(error: BaseException) -> None:
 
 
 def _run(argv: list[str], script: bool) -> int:
+    if argv == ["help", "configs"]:
+        print(_configs())
+        return 0
     if argv[:1] == ["help"] and len(argv) > 1:  # jaxlm help train
         argv = [*argv[1:], "--help"]
     if not argv or argv[0] in ("-h", "--help", "help"):
@@ -372,7 +375,7 @@ def _verb_help(name: str) -> str:
         documents = {"DIR": "a folder, file or glob of documents, prepared by a shipped recipe"}
         also = "HF_DIR: that of a Hugging Face model" if verb.models else "also --config.workdir=RUN"
         arguments = (documents if verb.folder else {}) | {
-            "CONFIG": "a shipped config (see jaxlm --help) or a FILE.py; also --config=CONFIG",
+            "CONFIG": "a shipped config (jaxlm help configs) or a FILE.py; also --config=CONFIG",
             "RUN": f"the folder of a run: its own config; {also}",
         }
     if verb.rest:
@@ -398,18 +401,21 @@ def _verb_help(name: str) -> str:
 
 
 def _overview() -> str:
-    lines = ["usage: jaxlm VERB CONFIG|RUN [--config.KEY=VALUE ...]", "", "verbs (jaxlm VERB --help for each):"]
-    for name, verb in VERBS.items():
-        lines += _entry(f"  {name:<10}", verb.summary)
-    lines += ["", "shipped configs:"]
-    for name in config_files.shipped_configs():
-        lines += _entry(f"  {name:<20}", _config_summary(name))
+    lines = ["usage: jaxlm VERB CONFIG|RUN [--config.KEY=VALUE ...]"]
+    for title, names in GROUPS.items():
+        lines += ["", title, *(f"  {name:<10}{VERBS[name].summary}" for name in names)]
     lines += [
         "",
+        "jaxlm help VERB, jaxlm help configs, jaxlm --version",
         "exit codes: 0 done, 1 failed (the same command may do better), 2 bad input (it never will),",
         "3 stopped (non-finite steps, a gate, a budget), 4 interrupted (the same command goes on)",
     ]
     return "\n".join(lines)
+
+
+def _configs() -> str:
+    names = config_files.shipped_configs()
+    return "\n".join(line for name in names for line in _entry(f"{name:<20}", _config_summary(name)))
 
 
 def _entry(name: str, text: str) -> list[str]:

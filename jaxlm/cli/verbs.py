@@ -79,7 +79,7 @@ _DRAWING = {
 VERBS = {
     "train": Verb(
         None,
-        "train a model; the same as python -m jaxlm.main. Run it again to resume or to continue",
+        "train a model; again: resume or continue (python -m jaxlm.main too)",
         {"--params": _PARAMS} | branch.OPTIONS,
         keys=("train", "model", "optim", "data"),
         makes=True,
@@ -87,7 +87,7 @@ VERBS = {
     ),
     "prepare": Verb(
         "prepare",
-        "clean, deduplicate and audit documents into config.data.dir, with a report",
+        "clean, deduplicate and audit documents, with a report",
         {
             "--preset": _text("NAME", "of a DIR: docs, web, code or books (default: by its content)", None),
             "--out": _text("DATA", "of a DIR: the folder for the result (default: data/NAME_OF_DIR)", None),
@@ -101,7 +101,7 @@ VERBS = {
     ),
     "tokenize": Verb(
         "tokenize",
-        "make the tokenizer, the shards and the manifest in config.data.dir",
+        "make tokenizer, shards and manifest in config.data.dir",
         {
             "--sweep": _text("N,N,...", "only compare vocabularies of these sizes; writes nothing", None),
             "--reference": _text(
@@ -117,20 +117,20 @@ VERBS = {
     ),
     "tune": Verb(
         "tune",
-        "time candidate settings of the train step on this device, and write the fastest as overrides",
+        "time settings of the train step here, and write the fastest",
         {"--out": _text("FILE", "file for the overrides (default: WORKDIR/tuned.txt)", None), **_JSON},
         keys=("tune", "train", "model", "loss", "hardware"),
     ),
     "plan": Verb(
         "plan",
-        "parameters, FLOPs, memory, hours and dollars on each accelerator, before anything is rented",
+        "parameters, memory, hours, dollars, before anything is rented",
         {"--budget": _text("USD", "the best model for the money (default: of speed_1b)"), "--params": _PARAMS, **_JSON},
         keys=("plan",),
         stands_in=("budget", "speed_1b"),
     ),
     "ladder": Verb(
         "ladder",
-        "small runs of a config's family on its data, which predict its held-out loss before it is run",
+        "small runs on the data that predict a config's held-out loss",
         {
             "--hours": _option("for all runs (default: .5, or .03 of the config's own)", "H", type=float),
             "--sizes": _text("D,D,D", "widths (default: 1/4, 3/8, 1/2 of the config's)"),
@@ -145,7 +145,7 @@ VERBS = {
     ),
     "doctor": Verb(
         "doctor",
-        "check this machine before a run: GPUs, memory, disk, mirror, speed, versions",
+        "check this machine: GPUs, memory, disk, mirror, speed, versions",
         _JSON,
         keys=("train", "model", "data", "checkpoint", "hardware"),
     ),
@@ -167,7 +167,7 @@ VERBS = {
     ),
     "chat": Verb(
         "chat",
-        "talk to the model of a run in the terminal, or to several at once",
+        "talk to the models of one run or several, in the terminal",
         {
             "--system": _text("TEXT", "the system message of the conversation"),
             "--message": _option("say this and leave; may be repeated", "TEXT", action="append"),
@@ -185,7 +185,7 @@ VERBS = {
     ),
     "serve": Verb(
         "serve",
-        "answer over HTTP, as OpenAI's API does, with the model of a run; a page to talk to it",
+        "answer over HTTP as OpenAI's API does; a page to talk to it",
         {
             "--port": _number("0 = any that is free (default: 8000)", 8000),
             "--host": _text("ADDRESS", "0.0.0.0 = reached from other machines (default: 127.0.0.1)", "127.0.0.1"),
@@ -200,14 +200,14 @@ VERBS = {
     ),
     "import": Verb(
         "import_hf",
-        "make a run of a Hugging Face model: its weights, its tokenizer, its config",
+        "make a run of a Hugging Face model: weights, tokenizer, config",
         {"--out": _option("the folder for the run", "RUN", required=True)},
         models="only",
         keys=("model",),
     ),
     "export": Verb(
         "export",
-        "write a run's model for others: a Hugging Face folder, a GGUF file, an adapter for PEFT; read back and compared",
+        "write a run's model for others: Hugging Face, GGUF, PEFT",
         {
             "--to": {
                 "required": True,
@@ -223,7 +223,7 @@ VERBS = {
     ),
     "eval": Verb(
         "eval",
-        "held-out loss of a run's model, and benchmarks: lm-evaluation-harness, HumanEval, CORE, red team",
+        "held-out loss, benchmarks, questions of your own",
         {
             "--tasks": _text("TASK,TASK,...", "benchmarks, arc_easy,mmlu,... (default: eval.tasks)", None),
             "--text": _text("PATH", "bits per byte of any text: a file, folder or glob"),
@@ -238,7 +238,7 @@ VERBS = {
     ),
     "audit": Verb(
         "audit",
-        "find junk in prepared documents, in existing shards or in the sources, worst first",
+        "find junk in documents, shards or sources, the worst first",
         {
             "--top": _number("findings to print (default: 50; 0 = all)", 50),
             "--source": _text("NAME", "print the findings of this source only"),
@@ -256,7 +256,7 @@ VERBS = {
     ),
     "report": Verb(
         "report",
-        "one page with a run's curves, costs, samples: RUN/report.html; of several runs their curves over each other",
+        "a page with a run's curves, costs, samples; or on several runs",
         _JSON
         | {
             "--took": _text("FOLDER", "also show the times of a script's commands: files with seconds"),
@@ -268,14 +268,14 @@ VERBS = {
     ),
     "diff": Verb(
         "diff",
-        "what differs between two runs, and the first step at which they part",
+        "what differs between two runs, and where they part",
         _JSON,
         reads_run=True,
         second="RUN_B",
     ),
     "compare": Verb(
         "compare",
-        "whether two runs, or two checkpoints of one, can be told apart: the paired test, in words",
+        "whether two runs can be told apart: the paired test, in words",
         {
             "--checkpoint": _text("A,B", "their steps, or latest (default: the latest with results)"),
             "--votes": _text("FILE", 'judge by votes: lines of {"winner": "a", "item": ...}; a, b or tie'),
@@ -289,7 +289,7 @@ VERBS = {
     ),
     "arena": Verb(
         "arena",
-        "people vote blindly between the answers of runs, servers or files of samples, on a page",
+        "people vote blindly between answers of runs, servers or files",
         {
             "--prompts": _text("FILE", "a line each, or .jsonl (default: the config's)"),
             "--store": _text("FILE", "answers and votes (arena.sqlite)", "arena.sqlite"),
@@ -304,4 +304,13 @@ VERBS = {
         others="CONTESTANT",
         keys=("sample",),
     ),
+}
+
+# As `jaxlm --help` lists them.
+GROUPS = {
+    "data": ("prepare", "tokenize", "audit", "trace"),
+    "before you pay": ("plan", "ladder", "tune", "doctor"),
+    "train": ("train", "import"),
+    "measure and compare": ("eval", "report", "diff", "compare"),
+    "use": ("sample", "chat", "serve", "arena", "export"),
 }
