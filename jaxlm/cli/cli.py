@@ -242,13 +242,21 @@ def _config(name: str, word: str | None, overrides: list[str]) -> config_dict.Co
 
 
 def _settled(name: str, word: str | None, overrides: list[str], say: Callable[[str], None]) -> config_dict.ConfigDict:
-    """Returns `_config`'s config with the keys that `data.dir`'s data and the model of `origin` imply; says what it adds."""
+    """Returns `_config`'s config with the keys that `data.dir`'s data and the model of `origin` imply; says what it adds.
+
+    A warm-up that is not shorter than the typed `train.steps` becomes a tenth of them.
+    """
     config, verb = _config(name, word, overrides), VERBS[name]
     named = config_files.find(word) if word and verb.models != "only" else None
     file = named.path if named and named.kind == "config" else None
     names_data = name != "prepare" and any(override.startswith("data.dir=") for override in overrides)
     if names_data and (line := importlib.import_module("jaxlm.data.batches.which_data").take(config, file, overrides)):
         say(line)
+    typed = {override.partition("=")[0] for override in overrides}
+    steps, warmup = config.train.steps, config.optim.warmup_steps
+    if "train.steps" in typed and "optim.warmup_steps" not in typed and warmup >= steps > 0:
+        config.optim.warmup_steps = steps // 10
+        say(f"optim.warmup_steps={steps // 10} in place of {warmup}: a tenth of train.steps={steps}")
     if file and config.origin:
         importlib.import_module("jaxlm.interop.inherit").take(config, overrides, say)
     chosen = file and not _workdir(overrides) and config.workdir == config_files.default_workdir(file, config)

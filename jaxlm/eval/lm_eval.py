@@ -75,7 +75,7 @@ class Examples(ContextSampler):
 
     The harness draws for one question after another from one random generator. So a question's examples would depend on which
     questions are asked before it, and change between evaluations in training. Here `ask` names the questions. The examples
-    differ from the harness's only after a draw that holds the question itself twice: then the harness draws again.
+    differ from the harness's only after it had to draw again, since a draw held the question twice.
     """
 
     def __init__(self, drawn: ContextSampler):

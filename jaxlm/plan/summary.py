@@ -57,7 +57,7 @@ def summarise(config: Config) -> dict[str, typing.Any]:
 
 
 def phases(config: Config, rows: Sequence[dict[str, typing.Any]]) -> dict[str, typing.Any] | None:
-    """Returns each phase's cost on the accelerator of the run's price (within 10%), else on the cheapest; None if none fits."""
+    """Returns each phase's cost on an accelerator at the run's price (within 10%), else on the cheapest; None if none fits."""
     price, stop, steps = config.hardware.usd_per_hour, config.stop, config.train.steps
     fitting = [row for row in rows if row["fits"]] or [row for row in rows if row["devices"]]
     if not fitting:

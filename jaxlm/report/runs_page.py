@@ -20,7 +20,7 @@ def write(
 ) -> None:
     """Writes the page. `summaries`: name -> what `run_page.write` takes, `differing`: rows of `differences.of_runs`.
 
-    texts: groups of runs that measure the same held-out text, by the words for it; losses of two groups can't be compared.
+    texts: name of a held-out text -> the runs that measure it. Losses on different texts can't be compared.
     """
     parts = {"What came of them": _outcomes(summaries, texts), "Curves": _curves(summaries, texts)}
     parts["Benchmarks"] = _benchmarks(summaries)

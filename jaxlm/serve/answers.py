@@ -82,7 +82,7 @@ class Answer:
         return Delta(text, self._sure(), self.ended)
 
     def _echoed(self, prompt: Sequence[Token]) -> str:
-        """Places the prompt's tokens, and returns their text; the client's first token has no log-probability."""
+        """Queues the prompt's visible tokens; returns their text. The first of them has no log-probability."""
         shown = list(prompt[self._prompt.hidden :])
         text = self._tokenizer.decode([token.id for token in shown if token.id < len(self._names.pieces)])
         self._at = len(text) - len(b"".join(self._names.raw(token.id) for token in shown).decode("utf-8", "replace"))

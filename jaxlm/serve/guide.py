@@ -64,7 +64,7 @@ class Guide:
 
     def accept(self, token: int) -> None:
         if not self._matcher.consume_token(token):
-            raise ValueError(f"the grammar can't go on: {_first([self._matcher.get_error()])}")
+            raise ValueError(f"grammar refuses a token: {_first([self._matcher.get_error()])}")
 
 
 class _Pieces:

@@ -11,6 +11,7 @@ import pytest
 
 from jaxlm import config
 from jaxlm.cli import cli, verbs
+from jaxlm.commands import plan
 from jaxlm.config import ConfigError, RunError, config_files
 
 
@@ -326,3 +327,20 @@ def test_the_help_has_a_line_of_eighty_columns_for_each_verb_in_one_group(capsys
     code, out, _ = run(capsys, "help", "configs")
     assert code == 0
     assert {line.split()[0] for line in out.splitlines() if line[0] != " "} == set(config_files.shipped_configs())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "warmup"),
+    [
+        (["--config.train.steps=20"], 2),
+        (["--config.train.steps=5"], 0),
+        (["--config.train.steps=200"], 40),
+        (["--config.train.steps=20", "--config.optim.warmup_steps=10"], 10),
+    ],
+)
+def test_fewer_steps_shorten_the_warm_up(capsys, monkeypatch, overrides, warmup):
+    seen = []
+    monkeypatch.setattr(plan, "run", lambda config, args: seen.append(config.optim.warmup_steps) or 0)
+    code, _, err = run(capsys, "plan", "quickstart", *overrides)
+    assert (code, seen) == (0, [warmup])
+    assert ("in place of 40: a tenth of train.steps" in err) == (warmup < 10)

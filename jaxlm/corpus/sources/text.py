@@ -20,7 +20,7 @@ _FRONT_MATTER = re.compile(r"\A(---|\+\+\+)[ \t]*\r?\n(.*?)^\1[ \t]*(?:\r?\n|\Z)
 
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-    """Yields a file's text, or its pieces (`@BYTE` after the id). Markdown's front matter becomes metadata."""
+    """Yields a file, or a large one in pieces with ids FILE@BYTE. Markdown's front matter becomes metadata."""
     lines = _sound_lines(part, stats)
     held, size = [], 0
     if not part.start:

@@ -117,7 +117,7 @@ def running_text(text: str) -> dict[str, int]:
 
 
 def _letters(run: str) -> int:
-    """Returns the number of letters of a run of words, without names unless most words have no capital, as in German."""
+    """Returns the number of letters of the lower-case words; of all words if most are lower-case, or all upper-case."""
     words = run.split()
     plain = [word for word in words if word.islower()]
     all_count = len(plain) > len(words) / 2 or all(map(str.isupper, words))

@@ -277,7 +277,7 @@ class _Fit:
         return side._replace(ids=ids, kinds=kinds)
 
     def parted(self, rows: Sequence[_Row]) -> Iterator[_Row]:
-        """Yields the rows. Before a chat come copies of it, one for each of its `otherwise` answers, cut after that answer."""
+        """Yields the rows. Before a chat, for each of its `otherwise` answers, comes a copy that ends with that answer."""
         numbers = [row.otherwise() if isinstance(row.one, Chat) else [] for row in rows]
         parts = [row.one.up_to(number) for row, own in zip(rows, numbers, strict=True) for number in own]
         alone = iter(self.masked(parts) if parts else ())

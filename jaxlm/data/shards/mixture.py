@@ -154,7 +154,7 @@ def step_of(number: int, passed_over: Windows) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _skips(windows: Windows) -> tuple[list[int], list[int]]:
-    """Returns (how many batches are used before each window, how many are skipped by the first 0, 1, ... windows)."""
+    """Returns (batches used before each skipped window, batches skipped in all by the first 0, 1, ... windows)."""
     lengths = [last - first + 1 for first, last in windows]
     skipped = [0, *itertools.accumulate(lengths)]
     return [first - 1 - skips for (first, _), skips in zip(windows, skipped, strict=False)], skipped

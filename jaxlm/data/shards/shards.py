@@ -100,7 +100,7 @@ class StreamWriter:
         except RuntimeError as error:
             why = str(error).partition(";")[0].removeprefix("write() failed: ")
             raise RunError(
-                f"{self._tmp} can't be written ({why}): mend that, mostly by more room, and run the same command again"
+                f"{self._tmp} can't be written ({why}): mend that, often by freeing room, and run the same command again"
             ) from None
 
     def _close_shard(self) -> None:

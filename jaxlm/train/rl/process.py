@@ -43,7 +43,7 @@ class Processes:
         self._used = [self.questions, self.judge] * bool(tasks) + [self.function] * bool(function or form)
 
     def start(self) -> None:
-        """Starts the processes that tasks, function or format need, in parallel. Raises as `Process.start`."""
+        """Starts the processes that the rewards in use need, in parallel. Raises as `Process.start`."""
         with concurrent.futures.ThreadPoolExecutor(3) as pool:
             list(pool.map(Process.start, self._used))
 
