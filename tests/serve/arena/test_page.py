@@ -39,7 +39,7 @@ def arena(folder: pathlib.Path, *options: str) -> Iterator[str]:
     started = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         said = started.stderr.readline()
-        found = re.match(r"vote at (http://127\.0\.0\.1:\d+);", said)
+        found = re.match(r"vote at (http://127\.0\.0\.1:\d+) ", said)
         assert found, said + started.stderr.read()
         yield found[1]
         os.kill(started.pid, signal.SIGINT)
