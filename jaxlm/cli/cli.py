@@ -101,17 +101,20 @@ def _mark_fault(error: BaseException) -> None:
         supervised.mark_fault()
 
 
-def _run(argv: list[str], script: bool) -> int:
+def _general(argv: list[str]) -> str:
+    """Returns the answer to a command without a verb: help, the list of configs or the version; "" for a verb."""
     if argv == ["help", "configs"]:
-        print(_configs())
-        return 0
-    if argv[:1] == ["help"] and len(argv) > 1:  # jaxlm help train
-        argv = [*argv[1:], "--help"]
+        return _configs()
     if not argv or argv[0] in ("-h", "--help", "help"):
-        print(_overview())
-        return 0
-    if argv[0] in ("-V", "--version"):
-        print(f"jaxlm {importlib.import_module('jaxlm').__version__}")
+        return _overview()
+    return f"jaxlm {importlib.import_module('jaxlm').__version__}" if argv[0] in ("-V", "--version") else ""
+
+
+def _run(argv: list[str], script: bool) -> int:
+    if argv[:1] == ["help"] and len(argv) > 1 and argv != ["help", "configs"]:  # jaxlm help train
+        argv = [*argv[1:], "--help"]
+    if answer := _general(argv):
+        print(answer)
         return 0
     name = argv[0]
     if name not in VERBS:
@@ -140,9 +143,7 @@ def _run(argv: list[str], script: bool) -> int:
     alone = trains and script and not config
     if not config:
         if getattr(args, "params", None) is not None:
-            if args.config and config_files.find(args.config).kind == "run":
-                raise ConfigError(f"--params goes with a config: the run in {args.config} has its size")
-            overrides += _of_size(args.params, _settled(name, args.config, overrides, lambda line: None), overrides)
+            overrides += _of_size(name, args, overrides)
         lines: list[str] = []
         given = (trains and branch.config(args, overrides)) or _of_folder(verb, args, overrides)
         given = given or _settled(name, args.config, overrides, lines.append)
@@ -177,8 +178,11 @@ def _check_utf8(paths: list[str]) -> None:
         raise ConfigError(f"{files.printable(odd[0])} is no UTF-8, as paths must be: rename that file or folder")
 
 
-def _of_size(params: str, config: config_dict.ConfigDict, given: Sequence[str]) -> list[str]:
-    """Returns the overrides that give the model about so many parameters, and says them. Raises ConfigError if one is given."""
+def _of_size(name: str, args: argparse.Namespace, given: Sequence[str]) -> list[str]:
+    """Returns the overrides that give the model `--params`, and says them. Raises ConfigError if one is given, or for a run."""
+    if args.config and config_files.find(args.config).kind == "run":
+        raise ConfigError(f"--params goes with a config: the run in {args.config} has its size")
+    params, config = args.params, _settled(name, args.config, [*given], lambda line: None)
     keys = importlib.import_module("jaxlm.plan.size").overrides(config_lib.resolve(config), params)
     if both := {key.partition("=")[0] for key in keys} & {key.partition("=")[0] for key in given}:
         raise ConfigError(f"--params sets config.{min(both)} too: leave one of the two out")

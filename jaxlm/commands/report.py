@@ -23,8 +23,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         return _several([folder, *map(pathlib.Path, args.words)], args)
     if args.out:
         raise ConfigError("--out goes with several runs; the page of one is RUN/report.html")
-    if not (folder / "metrics.jsonl").is_file():
-        raise ConfigError(f"no run in {folder}: it has no metrics.jsonl; train first")
+    _check(folder)
     took = lineage.commands(pathlib.Path(args.took), config.hardware.usd_per_hour) if args.took else []
     summary = outlook.of_run(folder, config).summary(config.stop) | {"commands": took}
     if args.json:
@@ -37,10 +36,15 @@ def run(config: Config, args: argparse.Namespace) -> int:
     return 0
 
 
+def _check(folder: pathlib.Path) -> None:
+    if not (folder / "metrics.jsonl").is_file():
+        raise ConfigError(f"no run in {folder}: it has no metrics.jsonl; train first")
+
+
 def _several(folders: list[pathlib.Path], args: argparse.Namespace) -> int:
     """Writes a page with the curves of several runs over each other, what came of each, and what differs."""
-    if absent := [folder for folder in folders if not (folder / "metrics.jsonl").is_file()]:
-        raise ConfigError(f"no run in {absent[0]}: it has no metrics.jsonl")
+    for folder in folders:
+        _check(folder)
     names = _names(folders)
     summaries = {name: outlook.gather(folder) for name, folder in zip(names, folders, strict=True)}
     groups: dict[str, list[str]] = {}

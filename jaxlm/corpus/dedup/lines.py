@@ -53,8 +53,8 @@ def find(
     folder: pathlib.Path,
     min_documents: int,
     min_share: float,
-    part: int = 0,
-    parts: int = 1,
+    part: int,
+    parts: int,
 ) -> None:
     """Writes to `repeats/PART.parquet` which lines and paragraphs to remove: (doc, key), sorted, of documents that stay.
 

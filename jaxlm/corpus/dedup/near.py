@@ -85,7 +85,7 @@ _OPEN_FILES = 256
 _FEW_WORDS = 20  # documents of fewer are similar only if they are equal
 
 
-def find_copies(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, part: int = 0, parts: int = 1) -> None:
+def find_copies(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, part: int, parts: int) -> None:
     """Writes exact duplicates (apart from spacing and case) to `exact/PART.parquet`: (doc, keeper, keeper_id).
 
     Looks at those of `parts` parts of the hashes. DuckDB sorts `sign/*.parquet` on disk: a GROUP BY would hold every

@@ -124,10 +124,7 @@ def build_data(
         recipe = _recipe(source_list, settings, signed, recipe_extra or {}, {})
         shards.clear_leftovers(root)
         weights = {source.name: source.weight for source in source_list}  # decide what the tokenizer is trained on
-        made_by = (
-            recipes.own_code(),
-            *(recipes.version(package) for package in _PACKAGES),
-        )  # two versions must not be mixed
+        made_by = [recipes.own_code(), *map(recipes.version, _PACKAGES)]  # two versions must not be mixed
         key = hashlib.sha256(json.dumps([recipe, weights, made_by], sort_keys=True).encode()).hexdigest()[:12]
         for other in (root / ".spill.tmp", *root.glob(f"{_WORK}/*")):  # the first: of an earlier version
             if other.name != key:
