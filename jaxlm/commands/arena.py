@@ -26,7 +26,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if not path.is_file() and (reads or not args.words):
         raise ConfigError(f"no votes in {path}: jaxlm arena RUN_A RUN_B begins (--store=FILE names another file)")
     if args.json and not args.results:
-        raise ConfigError("--json prints results: jaxlm arena --results --json")
+        raise ConfigError("--json needs --results: jaxlm arena --results --json")
     if not reads:
         page.check()
     playing = [_settled(contestants.parse(word)) for word in args.words]
@@ -40,7 +40,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
             return _read(store, args)
         with address.listen(args.host, args.port) as listening:
             _answer(store, dict(zip(ids, playing, strict=False)), config, args)
-            say(f"vote at {address.url(listening)} (ctrl-C ends, the same command goes on)")
+            say(f"vote at {address.url(listening)} (ctrl-C ends; the same command resumes)")
             try:
                 page.serve(store, listening, not args.no_reveal)
             except KeyboardInterrupt:

@@ -96,7 +96,7 @@ def climb(folder: pathlib.Path, plan: Ladder, climbed: list[Rung], mixture: dict
         with console.working(what, end=False, quiet=True):
             code = train_in_child.train(rung.config)
         if code == 4:
-            say(f"{what}: interrupted; the same command goes on")
+            say(f"{what}: interrupted; the same command resumes")
             return code
         note(run, rung, mixture)
         if code == 3 and not run["loss"] and rung.kind == "rate":  # a rate that is too high is worth knowing

@@ -272,7 +272,7 @@ class _Copies(Stage):
 
 
 class _Lines(Stage):
-    """Removes from a task's documents the lines and paragraphs that many documents repeat."""
+    """Removes from a task's documents the lines that many documents repeat, and paragraphs that another one has."""
 
     name = "lines"
 

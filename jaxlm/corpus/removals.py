@@ -218,7 +218,7 @@ def _keep(
     manifest: Mapping[str, typing.Any],
     stages: Sequence[str],
 ) -> tuple[str, ...]:
-    """Returns flags that turn off the limits of the main reasons; if one has none, flags that leave the stage out."""
+    """Returns flags to keep such text: more languages, limits off, or else the stage off; () for stage `exact`."""
     if stage == "exact":
         return ()  # one copy of each document stays
     main = [reason for reason, count in removed.most_common() if count >= _MAIN * removed.total()]

@@ -1,21 +1,26 @@
 """What the pages of one site share: a block that a tenth of a sample has at one place is furniture, not text.
 
-A site is the topmost folder of pages; a folder of fewer than 20 pages tells nothing about its pages. The sample is chosen by
-a hash of the pages' paths, so that it depends on no worker.
+A site is a host (of pages in WARC files) or the topmost folder of pages. Fewer than 20 pages tell nothing. The sample is chosen
+by a hash of the pages' names, so that it depends on no worker.
 """
 
 import collections
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from jaxlm.corpus import page
 from jaxlm.corpus.sources import registry
 from jaxlm.corpus.sources.base import Part, SourceSpec, SourceStats, Unit
+from jaxlm.corpus.stage import Document
+
+T = TypeVar("T")
 
 LEAST_PAGES = 20  # of a site
 _SAMPLE = 200  # pages of a site
 _SAMPLES = 20_000  # pages of a source, so that a source of many sites is planned in minutes
+_ARCHIVES = 4  # WARC files of a source that are looked at: each is read twice
 _TASK_PAGES = 100
 _SHARE = 0.1  # of the sample
 _MOST_CHARS = 2000  # of a block: a longer one is text, or holds blocks that are shared
@@ -28,58 +33,99 @@ _INSIDE = f"{_TEXT}, p, li, td"
 # Selector of a place -> digests of the texts that are furniture there.
 Shared = Mapping[str, frozenset[str]]
 BySite = Mapping[str, Shared]
-Sample = tuple[str, Sequence[Part]]  # a site, some of its pages
+Sample = tuple[str, Sequence[Part]]  # a site, some of its pages; or "", WARC files
 
 
-def site_of(path: str) -> str:
-    """Returns the topmost folder of a page; "" for a page in the source's own folder."""
-    return path.partition("/")[0] if "/" in path else ""
+def site_of(metadata: Mapping[str, str]) -> str:
+    """Returns a page's topmost folder ("" for the source's own), or the host of a page without a path."""
+    return _folder(metadata["path"]) if "path" in metadata else metadata.get("site", "")
 
 
 def samples(units: Iterable[Unit]) -> Iterator[list[Sample]]:
-    """Yields what each task looks at: some sites of a source."""
-    by_site = collections.defaultdict(list)
-    for part in (part for unit in units for part in unit.parts if part.format == "html"):
-        by_site[site_of(part.name)].append(part)
-    left, task = _SAMPLES, []
-    for site, parts in sorted(by_site.items()):
-        if len(parts) < LEAST_PAGES or left <= 0:
-            continue
-        sample = sorted(parts, key=lambda part: hashlib.blake2b(part.name.encode()).digest())[:_SAMPLE]
-        left -= len(sample)
-        task.append((site, sample))
+    """Yields what each task looks at: some sites of a source, or its WARC files."""
+    folders, archives = collections.defaultdict(list), []
+    for part in (part for unit in units for part in unit.parts):
+        if part.format == "html":
+            folders[_folder(part.name)].append(part)
+        elif part.format == "warc":
+            archives.append(part)
+    task = []
+    for sample in _by_hash(folders, lambda part: part.name):
+        task.append(sample)
         if sum(len(pages) for _, pages in task) >= _TASK_PAGES:
             yield task
             task = []
     if task:
         yield task
+    if archives:
+        yield [("", sorted(archives, key=lambda part: _hash(part.name))[:_ARCHIVES])]
 
 
 def find(spec: SourceSpec, samples: Iterable[Sample]) -> BySite:
     """Returns for each site of a source what the pages of its sample share; leaves out sites whose pages share nothing."""
-    read = registry.reader("html").read
-    by_site = {
-        site: _shared(document.text for part in pages for document in read(part, spec, SourceStats()))
-        for site, pages in samples
-    }
+    counters: dict[str, _Counter] = collections.defaultdict(_Counter)
+    for site, parts in samples:
+        if parts[0].format == "warc":
+            for document in _pages_of_hosts(parts, spec):
+                counters[site_of(document.metadata)].add(document.text)
+        else:
+            for document in (d for part in parts for d in registry.reader("html").read(part, spec, SourceStats())):
+                counters[site].add(document.text)
+    by_site = {site: counter.shared() for site, counter in counters.items()}
     return {site: shared for site, shared in by_site.items() if shared}
 
 
-def _shared(pages: Iterable[str]) -> Shared:
-    counts: collections.Counter[tuple[str, str]] = collections.Counter()
-    number = 0
-    for text in pages:
-        tree = page.parse(text)[1]
+def _pages_of_hosts(archives: Sequence[Part], spec: SourceSpec) -> Iterator[Document]:
+    warc, ids_of = registry.reader("warc"), collections.defaultdict(list)
+    for doc_id, host in (record for part in archives for record in warc.hosts(part)):
+        ids_of[host].append(doc_id)
+    ids_of.pop("", None)
+    chosen = {doc_id for _, ids in _by_hash(ids_of, str) for doc_id in ids}
+    for part in archives if chosen else ():
+        for document in warc.read(part, spec, SourceStats(), only=chosen):
+            if document.metadata["format"] == "html":
+                yield document
+
+
+def _folder(path: str) -> str:
+    return path.partition("/")[0] if "/" in path else ""
+
+
+def _hash(name: str) -> bytes:
+    return hashlib.blake2b(name.encode()).digest()
+
+
+def _by_hash(pages_of: Mapping[str, Sequence[T]], name: Callable[[T], str]) -> Iterator[tuple[str, Sequence[T]]]:
+    """Yields the sites that have enough pages, each with a sample of them."""
+    left = _SAMPLES
+    for site, pages in sorted(pages_of.items()):
+        if len(pages) >= LEAST_PAGES and left > 0:
+            sample = sorted(pages, key=lambda each: _hash(name(each)))[:_SAMPLE]
+            left -= len(sample)
+            yield site, sample
+
+
+class _Counter:
+    """Counts the pages of a site that have a block at a place."""
+
+    def __init__(self):
+        self._pages = 0
+        self._with: collections.Counter[tuple[str, str]] = collections.Counter()
+
+    def add(self, html: str) -> None:
+        tree = page.parse(html)[1]
         body = tree.body
         if body is None or body.tag is None or page.is_too_deep(tree):
-            continue
-        number += 1
-        counts.update({block for element in _blocks(body) if all(block := (_place(element), _digest(element)))})
-    places = collections.defaultdict(set)
-    for (place, digest), pages_with in counts.items():
-        if pages_with >= max(3, _SHARE * number):
-            places[place].add(digest)
-    return {place: frozenset(digests) for place, digests in sorted(places.items())}
+            return
+        self._pages += 1
+        self._with.update({block for element in _blocks(body) if all(block := (_place(element), _digest(element)))})
+
+    def shared(self) -> Shared:
+        places = collections.defaultdict(set)
+        for (place, digest), pages in self._with.items():
+            if pages >= max(3, _SHARE * self._pages):
+                places[place].add(digest)
+        return {place: frozenset(digests) for place, digests in sorted(places.items())}
 
 
 def remove(body, shared: Shared) -> None:

@@ -95,7 +95,7 @@ def join_cluster(config: DistributedConfig) -> None:
                 f"(num_processes={config.num_processes})"
             )
         if not config.coordinator.rpartition(":")[2].isdecimal():
-            raise ConfigError(f"distributed.coordinator={config.coordinator} has no port: HOST:PORT of process 0")
+            raise ConfigError(f"distributed.coordinator={config.coordinator}: give HOST:PORT of process 0")
         here = f"process {config.process_id} of {config.num_processes}"
         with _waiting(config, f"{here} waits for the others at {config.coordinator}"):
             if config.process_id:

@@ -56,7 +56,7 @@ class Benchmarks:
             if own in _OWN:
                 _OWN[own].check(part, settings)
                 if settings.chat_template:
-                    say(f"{name} gives plain text: eval.chat_template is for the tasks of lm-evaluation-harness")
+                    say(f"{name} ignores eval.chat_template, which is for tasks of lm-evaluation-harness")
                 if settings.fewshot > 0 and own != "core":
                     say(f"{name} is always zero-shot: eval.fewshot={settings.fewshot} is ignored")
         theirs = [name for name in self.names if _parts(name)[0] not in _OWN]

@@ -229,7 +229,7 @@ def plugins(names: tuple[str, ...]) -> dict[str, Plugin]:
         if not callable(plugin):
             raise ConfigError(f"{_KEY} names {name!r}, which is no function")
         if function in by_name or function in _METRICS:
-            raise ConfigError(f"{_KEY} names {name!r}, but there is a score {function} already: give it another name")
+            raise ConfigError(f"{_KEY} names {name!r}: there is a score {function} already: rename the function")
         by_name[function] = functools.partial(_checked, name, plugin)
         by_name[function](*_TRIAL)
     return by_name

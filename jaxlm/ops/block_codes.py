@@ -1,7 +1,7 @@
-"""Stores kernels in four or eight bits: a code for each weight, and a scale for each block of 64 inputs of an output.
+"""Stores kernels in four or eight bits: a code for each weight, and a scale for each block of 32 to 64 inputs of an output.
 
 nf4 is the 4-bit NormalFloat of QLoRA (arXiv:2305.14314, appendix E); int8 has evenly spaced values instead. Blocks run along
-the inputs, as in bitsandbytes, whose matrices are (out, in). No block spans several devices, so the mesh changes no value.
+the inputs, as in bitsandbytes, whose matrices are (out, in). The mesh changes no value.
 
 Legend: I inputs (of all input axes together), O outputs (one axis or two).
 """

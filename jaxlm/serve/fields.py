@@ -74,7 +74,7 @@ class Fields:
         return self._left.pop(name, None)
 
     def required(self, name: str, what: str) -> typing.Any:
-        """Returns the value of a key. Raises Refused if it is missing, with the key that may be a misspelling of it."""
+        """Returns the value of a key. Raises Refused if the key is missing; the message names a similar unused key."""
         value = self.any(name)
         if value is None:
             near = difflib.get_close_matches(name, self._left, n=1)

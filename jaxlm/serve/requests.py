@@ -65,8 +65,8 @@ class Reader:
       context: the most tokens of prompt and answer together.
       ends: the ids that end a text.
       guides: makes the guides that keep answers in the form of `response_format`.
-      most_prompt: the most tokens of a prompt; 0 for the context.
-      most_answers: the most answers of one request, which has `n` for each prompt.
+      most_prompt: the most tokens of a prompt; 0: `context`.
+      most_answers: the most answers of one request: its prompts times `n`.
     """
 
     tokenizer: Coder

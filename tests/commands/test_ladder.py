@@ -101,7 +101,7 @@ def test_the_plan_alone_does_nothing(data, tmp_path, trained, capsys):
 def test_an_interrupted_run_is_4_and_the_same_command_goes_on_with_it(data, tmp_path, trained, capsys):
     trained.codes["d16-2k"] = 4
     assert cli.main(argv(data, tmp_path, TOKENS)) == 4
-    assert "d16-2k: interrupted; the same command goes on" in capsys.readouterr().err
+    assert "d16-2k: interrupted; the same command resumes" in capsys.readouterr().err
     trained.codes.clear()
     begun = len(trained.names)
     assert cli.main(argv(data, tmp_path)) == 0

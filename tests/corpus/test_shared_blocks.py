@@ -72,3 +72,30 @@ def test_it_goes_and_the_text_stays_however_many_tasks_there_are(site, tmp_path)
         assert text.count("Sentence") == 8
         assert "Synopsis" in text
         assert "not safe for children" in text
+
+
+def archived(pages) -> bytes:
+    """WARC records of (URL, page)."""
+    records = []
+    for url, html in pages:
+        payload = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n" + html.encode()
+        lines = ["WARC/1.0", "WARC-Type: response", f"WARC-Target-URI: {url}", f"Content-Length: {len(payload)}"]
+        head = "\r\n".join([*lines, "Content-Type: application/http; msgtype=response"]) + "\r\n\r\n"
+        records.append(head.encode() + payload + b"\r\n\r\n")
+    return b"".join(records)
+
+
+def test_the_site_of_a_page_in_warc_files_is_its_host(tmp_path):
+    folder = tmp_path / "crawl"
+    folder.mkdir()
+    for half in (0, 1):  # a host's pages are spread over both files
+        shop = [(f"https://www.shop.org/{i}", page(i)) for i in range(half, 30, 2)]
+        small = [(f"https://small.org/{i}", page(500 + i)) for i in range(half, 8, 2)]
+        (folder / f"{half}.warc").write_bytes(archived(shop + small))
+    one, many = (prepared(folder, tmp_path / f"{n}", workers=n, task_mb=mb) for n, mb in ((1, 256), (2, 0.004)))
+    assert set(one.manifest["shared"]["web"]) == {"shop.org"}  # 8 pages of a host tell nothing
+    assert one.manifest["shared"] == many.manifest["shared"]
+    texts = [text for _, text in documents.read_texts(documents.find(one.path)["web"])]
+    assert len(texts) == 38
+    assert sum("Acme is a firm" in text for text in texts) == 8
+    assert all(text.count("Sentence") == 8 and "Synopsis" in text for text in texts)

@@ -34,7 +34,7 @@ def test_a_single_process_joins_nothing(monkeypatch):
         processes.join_cluster(dataclasses.replace(c, coordinator=here, num_processes=2, process_id=1))
     times = {"initialization_timeout": 330, "heartbeat_timeout_seconds": 100}  # ours comes before JAX's abort
     assert called == [(times,), (here, 2, 1, times)]
-    with pytest.raises(ConfigError, match=r"distributed\.coordinator=host has no port"):
+    with pytest.raises(ConfigError, match=r"distributed\.coordinator=host: give HOST:PORT"):
         processes.join_cluster(dataclasses.replace(c, coordinator="host", num_processes=2, process_id=1))
     with pytest.raises(ConfigError, match=r"process_id from 0 to num_processes - 1, not -1"):
         processes.join_cluster(dataclasses.replace(c, coordinator="host:1", num_processes=2))

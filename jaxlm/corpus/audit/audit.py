@@ -150,7 +150,7 @@ def _words(counts: Counts, others: list[Counts], contrast: Counts | None) -> Ite
 
 
 def _why_junk(word: str, kind: str, entry: Entry, dominance: float, siblings: Mapping[str, int]) -> str:
-    """Returns why a source's own word is surely junk; "" if it may be a word of its domain."""
+    """Returns why a word typical of a source is junk; "" if it may be a term of its domain."""
     if _SHAPES[kind] < _SURE_SHAPE or word in _OURS or entry.frame is None or entry.frame.is_shown:
         return ""
     twins = _stem(word) and siblings[_stem(word)] > 1 and entry.count >= _MANY_A_DOCUMENT * entry.documents

@@ -162,7 +162,7 @@ def to_markdown(text: str, dropped_namespaces: frozenset[str], silent: collectio
 
 
 def _without_templates(text: str, silent: collections.Counter[str]) -> str:
-    """Returns the text without comments and references, with templates as their words. Literal texts stay as they are."""
+    """Returns the text without comments and references; words replace templates; <nowiki>, <pre>, ... stay unchanged."""
     literal: list[str] = []
 
     def put(match: re.Match) -> str:

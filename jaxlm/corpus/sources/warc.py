@@ -4,7 +4,7 @@ A record ends by its Content-Length, so a damaged one is skipped alone, where Fa
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from fastwarc.warc import WarcRecord, WarcRecordType
 
@@ -17,6 +17,7 @@ _HEADER_BYTES = 1 << 16  # a WARC header is shorter
 _BLANK_LINE = b"\r\n\r\n"  # ends the header, and the record
 _LENGTH = re.compile(rb"^content-length:[ \t]*(\d+)[ \t]*\r$", re.IGNORECASE | re.MULTILINE)
 _PAGE = re.compile(rb"^warc-type:[ \t]*(?:response|conversion)[ \t]*\r$", re.IGNORECASE | re.MULTILINE)
+_URL = re.compile(rb"^warc-target-uri:[ \t]*<?([^\s>]+)", re.IGNORECASE | re.MULTILINE)
 _SPACE = re.compile(rb"\s*")
 _HTML_TYPES = ("text/html", "application/xhtml+xml")
 _HTML_BEGINS = re.compile(
@@ -26,15 +27,27 @@ _HTML_BEGINS = re.compile(
 _SNIFF_BYTES = 4096
 
 
-def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-    """Yields responses that are HTML, and the plain text of WET. Ids: `NAME@BYTE`, the record's decompressed offset."""
+def read(part: Part, spec: SourceSpec, stats: SourceStats, only: Container[str] | None = None) -> Iterator[Document]:
+    """Yields responses that are HTML, and the plain text of WET. Ids: `NAME@BYTE`, the record's decompressed offset.
+
+    only: ids of the records to read; None: all.
+    """
     for offset, raw in _records(streams.Cursor(streams.chunks(part))):
         doc_id = f"{part.name}@{offset}"
+        if only is not None and doc_id not in only:
+            continue
         page = raw if isinstance(raw, streams.Damage) else _page(raw, doc_id, stats)
         if isinstance(page, Document):
             yield page
         else:
             stats.skip(page.reason, doc_id)
+
+
+def hosts(part: Part) -> Iterator[tuple[str, str]]:
+    """Yields (id, host) of each record that may be a page. Reads the headers of WARC alone."""
+    for offset, raw in _records(streams.Cursor(streams.chunks(part))):
+        if not isinstance(raw, streams.Damage) and (url := _URL.search(raw, 0, raw.find(_BLANK_LINE))):
+            yield f"{part.name}@{offset}", base.site_of(url[1].decode("utf-8", "replace"))
 
 
 def _page(raw: bytes, doc_id: str, stats: SourceStats) -> Document | streams.Damage:

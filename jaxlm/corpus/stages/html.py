@@ -91,8 +91,8 @@ class Html(Stage):
             return Remove("no main text", "no body")
         if page.is_too_deep(tree):
             return Remove("nested too deep", f"elements nested over {page.DEPTH} deep")
-        site = shared_blocks.site_of(document.metadata.get("path", ""))
-        shared = self._shared.get(document.metadata.get("source"), {}).get(site, {})
+        of_source = self._shared.get(document.metadata.get("source"), {})
+        shared = of_source.get(shared_blocks.site_of(document.metadata), {})
         title, text = main_text(tree, _words(html), self.settings.markup, self.settings.comments, shared)
         if len(text) < max(1, self.settings.min_chars):
             return Remove("no main text", f"characters={len(text)}, min_chars={self.settings.min_chars}")

@@ -256,7 +256,7 @@ class Engine:
         return logprobs.chosen
 
     def insert(self, prefill: Prefill, entries: typing.Sequence[Entry]) -> None:
-        """Puts prompts that were read into rows; a prompt may enter several rows. Each prompt must fit into the ring."""
+        """Gives rows prompts that are prefilled; several rows may get one prompt. Each prompt must fit into the ring."""
         entries = [*entries, *[entries[-1]] * (power_of_two(len(entries)) - len(entries))]
         bias_ExV = np.zeros((len(entries), self.model.config.padded_vocab_size), np.float32)
         for bias_V, entry in zip(bias_ExV, entries, strict=True):

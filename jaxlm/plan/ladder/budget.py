@@ -116,7 +116,7 @@ def _best(
 
 
 def _ranked(config: Config, usd: float, device: Accelerator, known: Fit | None) -> list[Config]:
-    """Returns the run of each size that the money buys on an accelerator, whether it fits or not, lowest loss by law first."""
+    """Returns for each size the run that `usd` buys, whether or not it fits in memory; the lowest loss by the law is first."""
     runs, law, hours = [], known.law if known else LAW, usd / device.usd
     for model in family(config.model):
         sized = dataclasses.replace(fit.with_changes(config, microbatch=16), model=model)

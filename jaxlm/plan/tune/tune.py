@@ -71,7 +71,7 @@ class Trial:
 
 
 def microbatch_sizes(config: Config, ways: int) -> list[int]:
-    """Returns the batch size, its half, quarter, ... as long as `ways` (data x fsdp) divides them; last `ways` itself."""
+    """Returns the batch size, half, quarter, ... while `ways` (data x fsdp) divides them, then `ways` if missing."""
     batch = config.train.batch_size
     halves = [batch >> power for power in range(batch.bit_length()) if batch % (ways << power) == 0]
     return halves + [ways] * (bool(halves) and halves[-1] > ways)

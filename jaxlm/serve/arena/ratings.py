@@ -28,7 +28,7 @@ _FEW_PROMPTS = 6  # fewer can all go to one side by chance in more than 1 of 20 
 
 @dataclasses.dataclass(frozen=True)
 class Rating:
-    """A contestant's ratings, each with the ends of its 95% interval; the mean over contestants is 0, for Elo 1,000."""
+    """A contestant's two ratings with 95% intervals. Means over contestants: 0 for `rating`, about 1,000 for `elo`."""
 
     name: str
     votes: int

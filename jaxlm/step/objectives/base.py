@@ -30,7 +30,7 @@ Running = dict[str, jax.Array]  # scalars that an objective adapts from step to 
 class Sums(typing.NamedTuple):
     """Sums over a batch. The step adds them over microbatches and divides them by `weight` (tokens, pairs or rows) once.
 
-    `metrics` are float32 scalars, divided too; "nll" is the plain cross-entropy.
+    `metrics` are float32 scalars, divided too; "nll", where there is one, is the plain cross-entropy.
     """
 
     loss: jax.Array
@@ -52,8 +52,8 @@ class Objective:
     """The function that training minimises, and the shapes of its batches.
 
     Attributes:
-      sums: (variables, batch, key) -> Sums. If the key is None there is no dropout. Evaluations use the same `hidden` and
-        masks, and read `metrics["nll"]`, not `loss`, since the loss may include a z-loss.
+      sums: (variables, batch, key) -> Sums. If the key is None there is no dropout. Evaluations of pairs call it too; those of
+        tokens call `token_logp`, since the loss here may include a z-loss.
       shapes: (config, mesh) -> the batch as ShapeDtypeStructs with their shardings.
       heads: the scalar heads (see `scalar`) that are trained besides the model. Each is a collection.
       updates: the optimizer updates in one step, a multiple of `passes`.

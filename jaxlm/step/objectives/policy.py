@@ -128,7 +128,7 @@ def token_loss(
 
     The loss is the clipped surrogate of PPO, -min(ratio * A, clip(ratio) * A). With `policy.ratio` "answer" all tokens of an
     answer share one ratio, the exponential of their mean log-ratio (GSPO, arXiv:2507.18071). With `rollout.importance_cap`
-    the loss is multiplied by old policy's / sampler's probability, at most the cap. GRPO adds beta times the KL divergence to
+    the loss is multiplied by min(p_old / p_sampler, cap). GRPO adds beta times the KL divergence to
     the reference (k3); PPO adds `value_weight` times the value's loss.
     """
     c, cap, counts_BxT = config.policy, config.rollout.importance_cap, batch["weights"] > 0
@@ -169,7 +169,7 @@ def _mean_of_answer(x_BxT: jax.Array, batch: base.Batch, n: int) -> jax.Array:
 
 
 def _value_loss(limit: float, batch: base.Batch, values_BxT: jax.Array) -> jax.Array:
-    """Returns half the larger squared error to the return, [B, T]: of the value, or of it clipped to old value +- `limit`."""
+    """Returns half max((v - return)^2, (clipped v - return)^2), [B, T]; v is clipped to the old value +- `limit`."""
     old_BxT, returns_BxT = (jnp.where(batch["weights"] > 0, batch[name], 0) for name in ("values", "returns"))
     near_BxT = jnp.clip(values_BxT, old_BxT - limit, old_BxT + limit)
     squares_BxT = [jnp.square(v_BxT - returns_BxT) for v_BxT in (values_BxT, near_BxT)]

@@ -265,7 +265,7 @@ class Made:
         own = [(self._start + number) * _TRIES % _HALF for number in numbers]
         items = self._first(own, lambda item: not for_evaluation(item.prompt))
         if None in items:
-            raise RunError(f"{self._label} made no question in {_TRIES} tries that fits and is not kept for evaluation")
+            raise RunError(f"{self._label}: in {_TRIES} tries no question was short enough and not held out")
         return items
 
     def held_out(self, count: int) -> list[Item]:

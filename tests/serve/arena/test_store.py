@@ -309,7 +309,7 @@ def test_results_in_words_and_as_json(voted, capsys):
         (["alpha.jsonl", "--results"], "one contestant alone: name two or more"),
         (["alpha.jsonl", "alpha.jsonl"], "takes part twice"),
         (["alpha.jsonl", "nothing"], "nothing is no run, no model, no file of samples and no URL"),
-        (["alpha.jsonl", "beta.jsonl", "--json"], "--json prints results"),
+        (["alpha.jsonl", "beta.jsonl", "--json"], "--json needs --results"),
         (["alpha.jsonl", "beta.jsonl", "--prot=1"], "did you mean --port?"),
         (
             ["alpha.jsonl", "votes.jsonl", "--port=0"],
