@@ -18,24 +18,23 @@ import time
 
 from jaxlm import config as config_lib
 from jaxlm.config import config_files
-from jaxlm.eval import likelihood, model, results
-from jaxlm.eval import lm_eval as lm_eval_tasks
+from jaxlm.eval import likelihood, lm_harness, model, results
 
 TASKS = (("arc_easy", 0), ("arc_easy", 5), ("piqa", 0), ("gsm8k", 0))
 
 
-def ours(run: str) -> lm_eval_tasks.ScorerLM:
+def ours(run: str) -> lm_harness.ScorerLM:
     """Returns the run's model as a model of the harness."""
     c = config_lib.resolve(config_files.from_run(pathlib.Path(run) / "config.json"))
     restored = model.restore(c, "latest")
-    return lm_eval_tasks.ScorerLM(likelihood.of_restored(restored, c), "ours")
+    return lm_harness.ScorerLM(likelihood.of_restored(restored, c), "ours")
 
 
 def requests_of(
     task_name: str, fewshot: int, data: str, cache: str, questions: int, new_tokens: int
 ) -> tuple[str, list]:
     """Returns (kind, requests) of some questions of a task."""
-    task = lm_eval_tasks.load([task_name], data, fewshot, cache)[task_name][task_name]
+    task = lm_harness.load([task_name], data, fewshot, cache)[task_name][task_name]
     if task.OUTPUT_TYPE == "generate_until":
         kwargs = dict(task.config.generation_kwargs) | {"max_gen_toks": new_tokens}
         task.set_config(key="generation_kwargs", value=kwargs)

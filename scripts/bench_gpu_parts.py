@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxlm.config import Config, config_files, resolve
-from jaxlm.data.batches import loader, rows
+from jaxlm.data.batches import document_rows, loader
 from jaxlm.devices import processes
 from jaxlm.models import hardware
 from jaxlm.ops import attention_kernels
@@ -69,7 +69,7 @@ def real_batches(config: Config, folder: pathlib.Path) -> typing.Iterator[dict[s
     """Yields packed documents from the product's loader, from shards made here."""
     tokens = max(2_000_000, 40 * config.train.batch_size * config.train.seq_len)
     data = bench_loader.make_data(folder, tokens, config.model.vocab_size)
-    order = rows.Rows(data, data.mixture, 0, config.train.seq_len, config.train.batch_size)
+    order = document_rows.Rows(data, data.mixture, 0, config.train.seq_len, config.train.batch_size)
     return loader.TrainLoader(order)
 
 

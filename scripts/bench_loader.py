@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 
-from jaxlm.data.batches import loader, rows
+from jaxlm.data.batches import document_rows, loader
 from jaxlm.data.shards import shards
 
 MIXTURE = {"prose": 87, "math": 10, "code": 3}
@@ -46,7 +46,7 @@ def make_data(root: pathlib.Path, tokens: int, vocab_size: int) -> shards.DataDi
 
 def measure(data: shards.DataDir, seconds: float, **options) -> float:
     """Returns tokens per second of a TrainLoader with these options, after ten batches of warm-up."""
-    order = rows.Rows(data, data.mixture, 0, options.pop("seq_len"), options.pop("batch_size"))
+    order = document_rows.Rows(data, data.mixture, 0, options.pop("seq_len"), options.pop("batch_size"))
     with loader.TrainLoader(order, **options) as batches:
         for _ in range(10):
             next(batches)

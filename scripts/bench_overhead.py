@@ -27,7 +27,7 @@ import numpy as np
 
 from jaxlm.config import Config, resolve
 from jaxlm.config.config_files import load
-from jaxlm.data.batches import loader, rows
+from jaxlm.data.batches import document_rows, loader
 from jaxlm.data.shards import shards
 from jaxlm.devices import sharding
 from jaxlm.run import clock as clock_lib
@@ -38,7 +38,8 @@ from jaxlm.step.objectives import base
 from jaxlm.step.state import TrainState
 from jaxlm.train import hooks, loop, stability, watches
 from jaxlm.train.batches import LoaderBatches
-from jaxlm.train.log.recorder import Meter, Recorder
+from jaxlm.train.log.meter import Meter
+from jaxlm.train.log.recorder import Recorder
 
 
 class Device(threading.Thread):
@@ -152,7 +153,7 @@ def measure(config: Config, data: shards.DataDir, folder: pathlib.Path, seconds:
         return dataclasses.replace(state, step=state.step + 1), {k: Metric(v, last) for k, v in values.items()}
 
     t = config.train
-    order = rows.Rows(data, data.mixture, 0, t.seq_len, t.batch_size)
+    order = document_rows.Rows(data, data.mixture, 0, t.seq_len, t.batch_size)
     batches = loader.TrainLoader(order)
     saver = Saver(folder / "checkpoints", config.checkpoint, last=lambda: last)
     writer = loggers.Writer(folder, config.log, {})

@@ -30,7 +30,7 @@ import numpy as np
 from bench_recipe_runs import Fields, Run
 
 from jaxlm.config import ConfigError, config_files, resolve
-from jaxlm.data.batches import rows
+from jaxlm.data.batches import document_rows
 from jaxlm.data.shards import shards
 
 NANOCHAT = "nanochat"  # in place of the Trainer's own arguments
@@ -148,7 +148,7 @@ def _rows(data: shards.DataDir, seed: int, steps: int) -> typing.Any:
     """Returns our batches' rows in order, each with one more token: the model shifts, so it has as many targets as we."""
     import torch
 
-    order = rows.Rows(data, data.mixture, seed, arms_lib.SEQ_LEN, arms_lib.BATCH)
+    order = document_rows.Rows(data, data.mixture, seed, arms_lib.SEQ_LEN, arms_lib.BATCH)
 
     class Rows(torch.utils.data.IterableDataset):
         def __iter__(self) -> typing.Iterator[dict]:
@@ -169,7 +169,7 @@ def held_out(model: typing.Any, data: shards.DataDir) -> Fields:
     losses, bits = {}, {}
     for source in data.mixture:
         nll, tokens, size = 0.0, 0, 0
-        for held in rows.validation_rows(data, source, seq_len=arms_lib.SEQ_LEN, batch_size=arms_lib.BATCH):
+        for held in document_rows.validation_rows(data, source, seq_len=arms_lib.SEQ_LEN, batch_size=arms_lib.BATCH):
             ids, targets = (
                 torch.from_numpy(held.batch[name]).long().to(model.device) for name in ("tokens", "targets")
             )

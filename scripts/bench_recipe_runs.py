@@ -23,7 +23,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 
 from jaxlm.config import ConfigError
-from jaxlm.data.batches import rows
+from jaxlm.data.batches import document_rows
 from jaxlm.data.shards import shards
 from jaxlm.run import metrics
 
@@ -241,8 +241,8 @@ def make_data(folder: pathlib.Path, settings: Sequence[str], held: typing.IO[byt
 
 def about(data: shards.DataDir, weights: Mapping[str, float], seq_len: int, tokens: int) -> Fields:
     """Returns fields on the data: its digest, its training and held-out tokens, and a budget's epochs by source."""
-    order = rows.Rows(data, weights, 0, seq_len, 1)
-    epochs = rows.passes(order, tokens // seq_len)
+    order = document_rows.Rows(data, weights, 0, seq_len, 1)
+    epochs = document_rows.passes(order, tokens // seq_len)
     return {
         "data": data.sha256[:12],
         "train_tokens": sum(data.token_counts("train").values()),

@@ -15,7 +15,8 @@ import pathlib
 import random
 import time
 
-from jaxlm.data.tokenizer.ours import Tokenizer, train_tokenizer
+from jaxlm.data.tokenizer.ours import Tokenizer
+from jaxlm.data.tokenizer.train import train_tokenizer
 
 MOST = {"train": 8_000_000, "held out": 1_500_000}  # bytes of code
 SIZES = 200, 100_000  # bytes of a file: larger ones are mostly tables of numbers

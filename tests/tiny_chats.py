@@ -9,8 +9,9 @@ import tiny_models
 
 from jaxlm import config, models
 from jaxlm.config import config_files
-from jaxlm.data.batches import packed
-from jaxlm.data.tokenizer.ours import Tokenizer, train_tokenizer
+from jaxlm.data.batches import example_rows
+from jaxlm.data.tokenizer.ours import Tokenizer
+from jaxlm.data.tokenizer.train import train_tokenizer
 from jaxlm.run.checkpoints import saving
 
 WORDS = tiny_data.WORDS.split()
@@ -60,7 +61,7 @@ def _write(path, lines) -> str:
     return str(path)
 
 
-def make(path: str, coder, *, pairs: bool = False, sizes=(0, 192, 4), overrides=(), **options) -> packed.Packed:
+def make(path: str, coder, *, pairs: bool = False, sizes=(0, 192, 4), overrides=(), **options) -> example_rows.Packed:
     """The packed data of a file of examples, with keys of the config as `overrides`; `options` go to `packed.make`."""
     c = config.resolve(config_files.load("base", [f"data.path={path}", "data.val_fraction=0.2", *overrides]))
-    return packed.make(c.data, c.examples, coder, pairs=pairs, sizes=packed.Sizes(*sizes), **options)
+    return example_rows.make(c.data, c.examples, coder, pairs=pairs, sizes=example_rows.Sizes(*sizes), **options)

@@ -12,7 +12,7 @@ import tiny_models as tiny
 
 from jaxlm import config, models
 from jaxlm.config import config_files
-from jaxlm.data.tokenizer.ours import train_tokenizer
+from jaxlm.data.tokenizer.train import train_tokenizer
 from jaxlm.devices import sharding
 from jaxlm.eval import harness, likelihood
 from jaxlm.eval.results import TaskResult

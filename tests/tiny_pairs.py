@@ -8,16 +8,16 @@ import zlib
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlm.data.batches import packing
+from jaxlm.data.batches import pack_examples
 
 HH = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data" / "posttrain" / "hh_harmless_test.jsonl.gz"
 TURN, OTHER = "\n\nAssistant:", "\n\nHuman:"
 
 
-def segment(prompt: list[int], answer: list[int], closed: bool = False) -> packing.Segment:
+def segment(prompt: list[int], answer: list[int], closed: bool = False) -> pack_examples.Segment:
     """A prompt of weight 0 and an answer of weight 1; `closed` by one more target of weight 0, as reward models need."""
     weights = [0.0] * (len(prompt) - 1) + [1.0] * len(answer) + [0.0] * closed
-    return packing.Segment([*prompt, *answer, *[0] * closed], weights)
+    return pack_examples.Segment([*prompt, *answer, *[0] * closed], weights)
 
 
 def random_pairs(count: int, vocab_size: int, longest: int, seed: int = 0) -> list[tuple[list, list, list]]:
@@ -34,9 +34,9 @@ def batch(pairs, seq_len: int, row_count: int, margins=None, closed=False, room:
     """All pairs packed into rows of at most `room` pairs; they must fit. `apart`: each in a row of its own."""
     room = room or max(1, seq_len // 64)
     groups = [[segment(prompt, side, closed) for side in (chosen, rejected)] for prompt, chosen, rejected in pairs]
-    packed, placed = packing.pack(groups, seq_len, row_count)
+    packed, placed = pack_examples.pack(groups, seq_len, row_count)
     if apart:
-        alone, placed = [packing.pack([group], seq_len, 1)[0] for group in groups], range(len(groups))
+        alone, placed = [pack_examples.pack([group], seq_len, 1)[0] for group in groups], range(len(groups))
         packed = {name: np.concatenate([one[name] for one in alone]) for name in packed}
     assert len(placed) == len(pairs), f"{len(placed)} of {len(pairs)} pairs fit"
     packed["pair"], packed["margin"] = (np.zeros((row_count, room), np.float32) for _ in range(2))

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxlm.config import Config, ConfigError
-from jaxlm.data.batches import rows
+from jaxlm.data.batches import document_rows
 from jaxlm.data.batches.open import open_order
 from jaxlm.data.chats import chat
 from jaxlm.data.shards import shards
@@ -136,7 +136,7 @@ def _sources(config: Config, step: int) -> tuple[dict[str, dict], str]:
     with contextlib.suppress(ConfigError):  # another program, which draws no rows from the data
         order = open_order(config)
         mixture, switch = order.mixture, order.switch()
-        words = rows.mixture_words(order, step) if switch is not None and switch < step else ""
+        words = document_rows.mixture_words(order, step) if switch is not None and switch < step else ""
     whole, tokens, recipe = sum(mixture.values()) or 1.0, data.token_counts(), data.manifest["recipe"]
     sources = {}
     for name in data.sources:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxlm.config import Config, ConfigError, with_keys
-from jaxlm.data.batches import rows
+from jaxlm.data.batches import document_rows
 from jaxlm.data.batches.open import open_order
 from jaxlm.data.shards import shards
 from jaxlm.host import console
@@ -102,15 +102,15 @@ def data(config: Config) -> dict[str, typing.Any] | None:
     """Returns the training tokens of each source in `data.dir`, and how often the run reads each; None if there is no data."""
     try:
         order, steps = open_order(config), config.train.steps
-        epochs = rows.passes(order, steps)
-        for line in rows.rounded(order):
+        epochs = document_rows.passes(order, steps)
+        for line in document_rows.rounded(order):
             say(line)
     except ConfigError as error:
         if (pathlib.Path(config.data.dir) / shards.MANIFEST).is_file():
             say(f"the data is left out of the plan: {error}")
         return None
     read = {"dir": config.data.dir, "tokens": order.data.token_counts(), "epochs": epochs}
-    return read | ({"mixture": rows.mixture_words(order, steps)} if order.final else {})
+    return read | ({"mixture": document_rows.mixture_words(order, steps)} if order.final else {})
 
 
 def foretold(config: Config) -> dict[str, typing.Any] | None:

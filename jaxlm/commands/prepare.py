@@ -8,7 +8,7 @@ from jaxlm.config import Config, ConfigError
 from jaxlm.corpus import documents, prepare, removals
 from jaxlm.corpus.audit import audit
 from jaxlm.corpus.tally import stage_order
-from jaxlm.data.batches.rows import MOST_PASSES
+from jaxlm.data.batches.document_rows import MOST_PASSES
 from jaxlm.host import files
 from jaxlm.host.console import megabytes, print_table, say
 

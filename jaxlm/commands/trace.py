@@ -4,7 +4,7 @@ import argparse
 import pathlib
 
 from jaxlm.config import Config, ConfigError
-from jaxlm.data.batches import rows
+from jaxlm.data.batches import document_rows
 from jaxlm.data.batches.open import open_order
 from jaxlm.host.console import print_table, say
 from jaxlm.run import ledger, metrics
@@ -22,7 +22,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         say(f"step {args.step} is still to come, {folder} is at step {done}: this is what it will train on")
     order = open_order(config, ledger.read(folder)["passed_over"] if folder else ())
     table = []
-    for row in rows.describe_batch(order, args.step - 1, snippet_chars=200 if args.json else 60):
+    for row in document_rows.describe_batch(order, args.step - 1, snippet_chars=200 if args.json else 60):
         for document in row.documents:
             table.append(
                 {

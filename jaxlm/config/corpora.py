@@ -4,7 +4,7 @@ import dataclasses
 from typing import Annotated, Literal
 
 from jaxlm.config.annotations import BelowOne, NotNegative, above, at_least, key, within, written
-from jaxlm.config.stages import StagesConfig
+from jaxlm.config.prepare_stages import StagesConfig
 
 
 @dataclasses.dataclass(frozen=True)

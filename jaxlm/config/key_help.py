@@ -11,8 +11,8 @@ from ml_collections import config_dict
 
 from jaxlm.config.build import limits, meant, type_name
 from jaxlm.config.corpora import PrepareSourceConfig
+from jaxlm.config.prepare_stages import StagesConfig
 from jaxlm.config.schema import Config, PhaseConfig
-from jaxlm.config.stages import StagesConfig
 from jaxlm.host.errors import ConfigError
 
 WIDTH = 100

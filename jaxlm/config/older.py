@@ -16,8 +16,8 @@ from ml_collections import config_dict
 
 from jaxlm.config.corpora import PrepareConfig
 from jaxlm.config.posttraining import DpoConfig
+from jaxlm.config.prepare_stages import PiiSettings
 from jaxlm.config.schema import Config, EvalConfig
-from jaxlm.config.stages import PiiSettings
 from jaxlm.host.errors import ConfigError
 
 GONE = {"dpo.loss": ("hinge", "sigmoid_norm", "apo_zero")}  # their runs can be read, but not trained further

@@ -5,7 +5,7 @@ import dataclasses
 import pathlib
 import typing
 
-Settings = typing.Any  # a dataclass of config/stages.py
+Settings = typing.Any  # a dataclass of config/prepare_stages.py
 Edits = collections.Counter[str]  # kind of change -> how often it was made
 
 
@@ -30,7 +30,7 @@ class Remove:
 class Stage:
     """A cleaning step of `prepare.sources.NAME.stages`. A worker makes one and passes it every document of its task.
 
-    The effect of `apply` must depend only on the document and the settings (`config/stages.py`), never on other
+    The effect of `apply` must depend only on the document and the settings (`config/prepare_stages.py`), never on other
     documents.
     """
 

@@ -80,9 +80,9 @@ class Benchmarks:
             if own in _OWN:
                 scored = _OWN[own].evaluate(scorer, part, self._settings, items)
             else:
-                from jaxlm.eval import lm_eval
+                from jaxlm.eval import lm_harness
 
-                scored = [lm_eval.evaluate(scorer, name, self._loaded[name], items, self._settings)]
+                scored = [lm_harness.evaluate(scorer, name, self._loaded[name], items, self._settings)]
             yield from map(results.measured, scored)
 
 
@@ -102,9 +102,9 @@ def _load(names: list[str], settings: EvalConfig, cache: str) -> dict[str, dict]
         os.environ.setdefault(key, value)
     if settings.data_dir:
         os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
-    from jaxlm.eval import lm_eval
+    from jaxlm.eval import lm_harness
 
-    return lm_eval.load(names, settings.data_dir, settings.fewshot, cache, settings.run_code)
+    return lm_harness.load(names, settings.data_dir, settings.fewshot, cache, settings.run_code)
 
 
 def find(settings: EvalConfig) -> Benchmarks | None:

@@ -14,9 +14,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxlm.config import EvalConfig
-from jaxlm.data.batches.packed import Packed
+from jaxlm.data.batches.document_rows import count_targets, validation_rows
+from jaxlm.data.batches.example_rows import Packed
 from jaxlm.data.batches.replay import Text
-from jaxlm.data.batches.rows import count_targets, validation_rows
 from jaxlm.data.shards.shards import DataDir
 from jaxlm.devices import processes, sharding
 from jaxlm.host.console import told

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from jaxlm.config import ConfigError, EvalConfig, nearest
-from jaxlm.config.stages import PiiSettings
+from jaxlm.config.prepare_stages import PiiSettings
 from jaxlm.data.chats import chat
 from jaxlm.data.shards import overlap
 from jaxlm.data.tokenizer.ids import document

@@ -71,7 +71,8 @@ def spread(size: int, items: int) -> list[int]:
     """
     if not 0 < items < size:
         return list(range(size))
-    from jaxlm.data.batches.rows import permute  # here, because `compare` needs no draw and the import takes a second
+    # Here, because `compare` needs no draw and the import takes a second.
+    from jaxlm.data.batches.document_rows import permute
 
     return sorted(permute(np.arange(items), size, "items").tolist())
 

@@ -1,4 +1,4 @@
-"""Estimates tokens per second, hours and dollars of a run, on demand and on spot machines.
+"""Estimates tokens per second, hours and dollars of a run, on demand and on spot machines. What was paid: `run/spent.py`.
 
 The speed is a measured MFU (that of the prices file is for 1.04B parameters, d 2048), lowered for smaller models and for
 remat. A layer's matrix products grow with d^2, the activations that it reads and writes with d. So products take a share

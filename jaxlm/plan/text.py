@@ -4,7 +4,7 @@ import datetime
 import textwrap
 import typing
 
-from jaxlm.data.batches.rows import MOST_PASSES
+from jaxlm.data.batches.document_rows import MOST_PASSES
 from jaxlm.host.console import dollars, gigabytes, hours, human, size, spent, table
 
 WIDTH = 100  # columns

@@ -126,7 +126,7 @@ def record_start(
 
     config.json keeps its secrets (`notify.urls`), since it is used again; then only its owner can read it. `step`: the steps
     already done. `changed`: `differences.since_last_start`. `flops_per_token`: for MFU; old starts have none, see
-    `recorder.recounted`. `held_out`: source -> what identifies the held-out text (`held_out_texts`).
+    `meter.recounted`. `held_out`: source -> what identifies the held-out text (`held_out_texts`).
     """
     # Absolute, so that the run is found from any folder.
     data = dataclasses.replace(config.data, dir=os.path.abspath(config.data.dir))

@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from jaxlm.serve.fields import Refused
+from jaxlm.serve.body import Refused
 
 HEADERS_S = 10.0  # for the headers of a request to arrive
 HALF_SENT = 128  # connections without a complete next request, idle ones too; one more closes the oldest

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from jaxlm.data.tokenizer.coder import Coder
-from jaxlm.serve.fields import Refused
+from jaxlm.serve.body import Refused
 
 # On one line, spaced as in text: with free white space, a small model may write nothing else.
 _FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}

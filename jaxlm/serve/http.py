@@ -29,7 +29,7 @@ from jaxlm.data.chats import chat
 from jaxlm.devices.processes import say
 from jaxlm.serve import answers
 from jaxlm.serve.batcher import Ask, Batcher, Busy, Stats, Ticket, Update
-from jaxlm.serve.fields import Refused
+from jaxlm.serve.body import Refused
 from jaxlm.serve.guard import Guard
 from jaxlm.serve.requests import Reader, Request
 

@@ -11,7 +11,7 @@ from jaxlm.data.chats import chat
 from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.data.tokenizer.ids import document, opened
 from jaxlm.serve.batcher import Ask
-from jaxlm.serve.fields import Fields, Refused, shown
+from jaxlm.serve.body import Fields, Refused, shown
 from jaxlm.serve.guide import Guides
 
 COMPLETION_TOKENS = 16  # of a completion without a limit, as OpenAI's

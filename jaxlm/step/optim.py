@@ -1,4 +1,4 @@
-"""Builds the optimizer, which turns gradients into updates, and the schedule of the learning rate.
+"""Builds the optimizer, which turns gradients into updates, and the schedule of the learning rate. Clips gradients.
 
 The optimizer does not contain the schedule: the train step looks up the rate by the step's number and multiplies the
 updates by it. So every optimizer has the same schedule, and a skipped step does not delay it.
@@ -310,3 +310,24 @@ def _gated(tx: optax.GradientTransformation) -> optax.GradientTransformationExtr
 
 
 _OPTIMIZERS = {"adamw": _adamw, "adamw8bit": _adamw8bit, "adafactor": _adafactor}
+
+
+def clip(grads: dict, scale: jax.Array, limit: float) -> tuple[dict, dict[str, jax.Array], jax.Array]:
+    """Returns (scaled float32 gradients, clipped to norm `limit` if not 0; norms by group; global norm), norms unclipped."""
+    norms = {name: norm * scale for name, norm in group_norms(grads).items()}
+    grad_norm = total_norm(norms)
+    factor = scale * (jnp.minimum(1.0, limit / grad_norm) if limit else 1.0)
+    return jax.tree.map(lambda g: g.astype(jnp.float32) * factor, grads), norms, grad_norm
+
+
+def group_norms(grads: dict) -> dict[str, jax.Array]:
+    """Returns the L2 norm by parameter group (`embed`, `layers/attn`, ...), float32."""
+    squares: dict[str, jax.Array] = {}
+    for name, leaf in tree.named_leaves(grads):
+        group = tree.group_of(name)
+        squares[group] = squares.get(group, 0.0) + jnp.sum(jnp.square(leaf.astype(jnp.float32)))
+    return {group: jnp.sqrt(value) for group, value in squares.items()}
+
+
+def total_norm(norms: dict[str, jax.Array]) -> jax.Array:
+    return jnp.sqrt(sum(jnp.square(norm) for norm in norms.values()))

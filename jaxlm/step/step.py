@@ -13,6 +13,7 @@ import optax
 
 from jaxlm.config import Config, ConfigError, TrainConfig
 from jaxlm.devices import tree
+from jaxlm.step import optim
 from jaxlm.step.objectives.base import Batch, Objective, Running, Sums, Variables, split_rows
 from jaxlm.step.state import TrainState
 
@@ -37,7 +38,7 @@ def make(config: Config, objective: Objective, tx: optax.GradientTransformationE
         params, grads = tree.merge(state.params), tree.merge(grads)
         scale = 1.0 / jnp.where(sums.weight > 0, sums.weight, 1.0)
         loss = sums.loss * scale
-        grads, norms, grad_norm = _clip(grads, scale, config.optim.clip_norm)
+        grads, norms, grad_norm = optim.clip(grads, scale, config.optim.clip_norm)
         # Not `optax.apply_if_finite`, which accepts a bad update in the end; nor a choice between old and new state
         # afterwards, which would keep both in memory: `tx` keeps each moment as it is where `ok` is false.
         ok = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
@@ -55,8 +56,8 @@ def make(config: Config, objective: Objective, tx: optax.GradientTransformationE
             skipped=state.skipped + bad,
             skipped_in_a_row=(state.skipped_in_a_row + 1) * bad,
         )
-        update_norms = _group_norms(updates)
-        metrics = {"loss": loss, "grad_norm": grad_norm, "update_norm": _total(update_norms)} | rate_metrics
+        update_norms = optim.group_norms(updates)
+        metrics = {"loss": loss, "grad_norm": grad_norm, "update_norm": optim.total_norm(update_norms)} | rate_metrics
         metrics |= {name: value * scale for name, value in sums.metrics.items()}
         metrics |= {f"grad_norm/{name}": value for name, value in norms.items()}
         return state, metrics | {f"update_norm/{name}": value for name, value in update_norms.items()}
@@ -163,27 +164,6 @@ def cast(params: Variables, dtype: jnp.dtype) -> Variables:
         return p.astype(dtype) if p.ndim > 1 and not name.endswith(_EXACT) else p
 
     return {of: part if of == "quantized" else tree.map_named(one, part) for of, part in params.items()}
-
-
-def _clip(grads: dict, scale: jax.Array, limit: float) -> tuple[dict, dict[str, jax.Array], jax.Array]:
-    """Returns (scaled float32 gradients, clipped to norm `limit` if not 0; norms by group; global norm), norms unclipped."""
-    norms = {name: norm * scale for name, norm in _group_norms(grads).items()}
-    grad_norm = _total(norms)
-    clip = jnp.minimum(1.0, limit / grad_norm) if limit else 1.0
-    return jax.tree.map(lambda g: g.astype(jnp.float32) * (scale * clip), grads), norms, grad_norm
-
-
-def _group_norms(grads: dict) -> dict[str, jax.Array]:
-    """Returns the L2 norm by parameter group (`embed`, `layers/attn`, ...), float32."""
-    squares: dict[str, jax.Array] = {}
-    for name, leaf in tree.named_leaves(grads):
-        group = tree.group_of(name)
-        squares[group] = squares.get(group, 0.0) + jnp.sum(jnp.square(leaf.astype(jnp.float32)))
-    return {group: jnp.sqrt(value) for group, value in squares.items()}
-
-
-def _total(norms: dict[str, jax.Array]) -> jax.Array:
-    return jnp.sqrt(sum(jnp.square(norm) for norm in norms.values()))
 
 
 def _rate_metrics(lr: jax.Array | dict) -> Metrics:

@@ -8,7 +8,7 @@ from clu import parameter_overview
 from jax.sharding import Mesh
 
 from jaxlm.config import AdapterConfig, Config
-from jaxlm.data.batches.rows import MOST_PASSES
+from jaxlm.data.batches.document_rows import MOST_PASSES
 from jaxlm.devices import tree
 from jaxlm.host.console import Say, dollars, duration, human, size
 from jaxlm.models import quantized

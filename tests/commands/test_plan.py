@@ -11,7 +11,7 @@ import tiny_data
 from jaxlm.cli import cli
 from jaxlm.commands import plan as program
 from jaxlm.config import config_files, resolve
-from jaxlm.data.batches import rows
+from jaxlm.data.batches import document_rows
 from jaxlm.data.shards import mixture
 from jaxlm.devices import sharding
 from jaxlm.host import console
@@ -100,8 +100,10 @@ def test_data_that_is_there_is_set_against_the_plan(capsys, monkeypatch):
     opened = types.SimpleNamespace(token_counts=lambda: {"web": 10**9, "code": 10**8, "unused": 5})
     final = mixture.Final({"code": 1.0}, 0.2, 20_000)
 
-    def order(c, final=None) -> rows.Rows:
-        return rows.Rows(opened, {"web": 3.0, "code": 1.0}, 0, c.train.seq_len, c.train.batch_size, final=final)
+    def order(c, final=None) -> document_rows.Rows:
+        return document_rows.Rows(
+            opened, {"web": 3.0, "code": 1.0}, 0, c.train.seq_len, c.train.batch_size, final=final
+        )
 
     monkeypatch.setattr(program, "open_order", order)
     keys = ["--config.train.steps=20000", "--config.plan.accelerator=H100"]  # 2.62B tokens
@@ -211,7 +213,7 @@ def test_spot_that_never_ends_is_valid_json(capsys):
 def test_a_budget_needs_no_config(capsys, monkeypatch):
     opened = types.SimpleNamespace(token_counts=lambda: {"web": 10**9, "code": 10**8})
     mixture = {"web": 3.0, "code": 1.0}
-    order = lambda c: rows.Rows(opened, mixture, 0, c.train.seq_len, c.train.batch_size, (), None)  # noqa: E731
+    order = lambda c: document_rows.Rows(opened, mixture, 0, c.train.seq_len, c.train.batch_size, (), None)  # noqa: E731
     monkeypatch.setattr(program, "open_order", order)
     monkeypatch.setattr(program.console, "WORKING_S", 600)  # what a slow machine says of its work is not asked here
     keys = ["--budget=20", "--config.plan.accelerator=H100"]

@@ -12,7 +12,7 @@ import tiny_hf
 from jaxlm.config import ConfigError
 from jaxlm.data.chats import chat
 from jaxlm.data.tokenizer import coder, imported
-from jaxlm.data.tokenizer.ours import train_tokenizer
+from jaxlm.data.tokenizer.train import train_tokenizer
 from jaxlm.eval import results
 from jaxlm.host import files
 from jaxlm.interop import hf_folder

@@ -7,8 +7,7 @@ import re
 import pytest
 import tiny_hf
 
-from jaxlm.data.batches import encoded
-from jaxlm.data.chats import chat
+from jaxlm.data.chats import chat, masks
 from jaxlm.data.chats.examples import Chat, without
 from jaxlm.data.chats.records import Absent, Place
 from jaxlm.data.tokenizer import coder
@@ -115,7 +114,7 @@ def test_calls_without_content_and_with_text_as_arguments(opened):
                 text = theirs.apply_chat_template([ASK, theirs_says, *rest], tools=TOOLS, tokenize=False)
             except Exception:  # the template's own
                 continue
-            assert encoded.text_of(writer, (ASK, ours_says, *rest), TOOLS) == text, name
+            assert masks.text_of(writer, (ASK, ours_says, *rest), TOOLS) == text, name
 
 
 @pytest.mark.parametrize("kind", CHATS)
@@ -128,15 +127,15 @@ def test_text_and_mask_are_those_of_transformers(kind, opened, left_out):
             text = theirs.apply_chat_template(messages, tools=tools, tokenize=False)
         except Exception:  # the template's own
             left_out.append(f"{name}, {kind}: {REFUSED}")
-            assert not encoded.text_of(chat.Writer(ours), one.messages, tools)
+            assert not masks.text_of(chat.Writer(ours), one.messages, tools)
             continue
-        assert encoded.text_of(chat.Writer(ours), one.messages, tools) == text, name
-        (found,) = encoded.masked(ours, [one])
-        while isinstance(found, encoded.Unmasked) and found.keys:
+        assert masks.text_of(chat.Writer(ours), one.messages, tools) == text, name
+        (found,) = masks.masked(ours, [one])
+        while isinstance(found, masks.Unmasked) and found.keys:
             for key in found.keys:
                 one = Chat(without(one.messages, key), PLACE, tools=one.tools if key != "tools" else None)
-            (found,) = encoded.masked(ours, [one])
-        if isinstance(found, encoded.Unmasked):
+            (found,) = masks.masked(ours, [one])
+        if isinstance(found, masks.Unmasked):
             assert not name.endswith("_training"), (name, found)
             left_out.append(f"{name}, {kind}: {found.why}")
         elif name.endswith("_training"):
@@ -144,4 +143,4 @@ def test_text_and_mask_are_those_of_transformers(kind, opened, left_out):
             want = theirs.apply_chat_template([*one.messages], tools=one.tools, **options)
             front = len(found.ids) - len(want["input_ids"])  # what a document begins with
             assert found.ids.tolist()[front:] == want["input_ids"], name
-            assert (found.kinds[front:] != encoded.GIVEN).astype(int).tolist() == want["assistant_masks"], name
+            assert (found.kinds[front:] != masks.GIVEN).astype(int).tolist() == want["assistant_masks"], name

@@ -88,7 +88,7 @@ def test_what_a_chat_template_lacks_is_told(scorer, hub, tmp_path, capsys, monke
     ask = harness.Benchmarks(["arc_easy"], tiny_eval.settings(hub, chat_template=True))
     with pytest.raises(ConfigError, match=r"^this model has no chat template: ask it plain text"):
         list(ask(scorer, 2))
-    from jaxlm.eval.lm_eval import ScorerLM
+    from jaxlm.eval.lm_harness import ScorerLM
 
     strict = "{% for m in messages %}{{ raise_exception('no') if m.role == 'system' else m.content }}{% endfor %}"
     monkeypatch.setattr(chat, "template", lambda _: strict)
@@ -140,7 +140,7 @@ def test_what_ifeval_lacks_is_one_line(tmp_path, monkeypatch):
 def test_all_questions_get_the_examples_that_the_harness_draws(own):
     """`own`: they come from the questions themselves, so that the harness draws one more."""
     samplers = pytest.importorskip("lm_eval.api.samplers")
-    from jaxlm.eval.lm_eval import Examples
+    from jaxlm.eval.lm_harness import Examples
 
     docs = [{"n": n} for n in range(9)]
     theirs, ours = samplers.ContextSampler(docs, rnd=1234), Examples(samplers.ContextSampler(docs))

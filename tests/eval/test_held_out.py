@@ -16,7 +16,7 @@ from tiny_steps import make_mesh
 
 from jaxlm import config, models
 from jaxlm.config import config_files
-from jaxlm.data.batches import packed, replay
+from jaxlm.data.batches import example_rows, replay
 from jaxlm.data.tokenizer.ours import Tokenizer
 from jaxlm.devices import sharding
 from jaxlm.eval import held_out
@@ -116,7 +116,7 @@ def given(tmp_path_factory):
     path = tiny_chats.chats(folder / "chats.jsonl", 120)
     keys = [f"data.path={path}", "data.val_fraction=0.4", "eval.max_mb=0", "eval.max_examples=0"]
     c = config.resolve(config_files.load("base", keys))
-    made = packed.make(c.data, c.examples, tokenizer, pairs=False, sizes=packed.Sizes(0, TOKENS, ROWS))
+    made = example_rows.make(c.data, c.examples, tokenizer, pairs=False, sizes=example_rows.Sizes(0, TOKENS, ROWS))
     text = replay.open_text(str(folder / "text.jsonl"), tokenizer, text_key="text", val_fraction=0.5)
     model = models.build(tiny.model_config(vocab_size=tokenizer.vocab_size, n_layers=1), "xla")
     return model, {"params": tiny.random_params(model)}, made, text, dataclasses.replace(c.eval, batch_size=ROWS)

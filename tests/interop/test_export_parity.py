@@ -11,7 +11,7 @@ from interop import reader
 
 from jaxlm import models
 from jaxlm.data.tokenizer import ids
-from jaxlm.data.tokenizer.ours import train_tokenizer
+from jaxlm.data.tokenizer.train import train_tokenizer
 from jaxlm.devices import tree
 from jaxlm.interop import export, hf_folder, leaves, tokenizer_json
 from jaxlm.step.objectives import base

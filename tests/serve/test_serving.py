@@ -138,7 +138,7 @@ def spoken(url: str):
 def test_lm_eval_over_http_is_lm_eval_in_process(url, scorer):
     from lm_eval.api.instance import Instance
 
-    from jaxlm.eval.lm_eval import ScorerLM
+    from jaxlm.eval.lm_harness import ScorerLM
 
     texts = [
         ("the cat sat", " on a mat"),

@@ -13,7 +13,7 @@ from jaxlm.devices import sharding
 from jaxlm.run import clock, metrics, signals
 from jaxlm.train import hooks, loop, phases, stability, watches
 from jaxlm.train.log import recorder as recorder_lib
-from jaxlm.train.log.recorder import Meter
+from jaxlm.train.log.meter import Meter
 
 
 class Recorder:

@@ -18,7 +18,8 @@ from jaxlm.run.checkpoints.store import Checkpointer
 from jaxlm.step import parts
 from jaxlm.step.objectives import lm
 from jaxlm.train import hooks, loop, stability, watches
-from jaxlm.train.log.recorder import Meter, Recorder
+from jaxlm.train.log.meter import Meter
+from jaxlm.train.log.recorder import Recorder
 
 STEPS = 5
 

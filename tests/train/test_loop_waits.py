@@ -24,7 +24,7 @@ from jaxlm.step import parts, state
 from jaxlm.step.objectives import lm
 from jaxlm.train import hooks, loop, profile, stability, watches
 from jaxlm.train.log import recorder
-from jaxlm.train.log.recorder import Meter
+from jaxlm.train.log.meter import Meter
 
 STEPS, LOG_EVERY, B, T = 9, 3, 8, 16
 

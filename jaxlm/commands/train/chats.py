@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxlm.commands.train import run as training
 from jaxlm.commands.train.kind import Kind, Ready
 from jaxlm.config import Config, ConfigError
-from jaxlm.data.batches import packed, replay, survey
+from jaxlm.data.batches import example_rows, replay, survey
 from jaxlm.data.chats import chat
 from jaxlm.data.tokenizer import coder
 from jaxlm.devices.processes import from_first, say, together
@@ -56,7 +56,7 @@ class Chats(Kind):
     def objective(self, model: Transformer, config: Config) -> Objective:
         return lm.make(model, config)
 
-    def data(self, config: Config) -> packed.Packed:
+    def data(self, config: Config) -> example_rows.Packed:
         return examples(config, self._tokenizer, self._base_text if config.replay.share else None)
 
     @functools.cached_property
@@ -86,7 +86,7 @@ class Chats(Kind):
             together(lambda: _keep_base(model, pathlib.Path(config.workdir)), first_only=True)
         return model
 
-    def as_before(self, data: packed.Packed) -> str:
+    def as_before(self, data: example_rows.Packed) -> str:
         return data.data.as_before
 
     def batches(self, ready: Ready, done: int, failed: Callable[[Exception], object]) -> loop.Batches:
@@ -106,10 +106,10 @@ class Chats(Kind):
         sizes = {"seq_len": c.train.seq_len, "tile": c.loss.tile_tokens}
         return held_out.of_base(parts.model, self._base_text, parts.mesh, c.eval, **sizes)
 
-    def passes(self, data: packed.Packed, steps: int) -> dict[str, float]:
+    def passes(self, data: example_rows.Packed, steps: int) -> dict[str, float]:
         return data.passes(steps)
 
-    def documents(self, data: packed.Packed, step: int) -> list[str]:
+    def documents(self, data: example_rows.Packed, step: int) -> list[str]:
         return data.places(step)
 
     def remark(self, ready: Ready) -> hooks.Remark:
@@ -131,7 +131,7 @@ class Pairs(Chats):
     def objective(self, model: Transformer, config: Config) -> Objective:
         return reward.make(model, config) if self._scores else dpo.make(model, config)
 
-    def data(self, config: Config) -> packed.Packed:
+    def data(self, config: Config) -> example_rows.Packed:
         # A score is read at the end of an answer, so rows must also hold the last token of each text.
         return examples(config, self._tokenizer, None, pairs=True, closed=self._scores)
 
@@ -206,7 +206,7 @@ def _adapter(config: Config, speaker: coder.Coder) -> adapters.Adapter | None:
 
 def examples(
     config: Config, tokenizer: coder.Coder, text: replay.Text | None, pairs: bool = False, closed: bool = False
-) -> packed.Packed:
+) -> example_rows.Packed:
     """Returns the examples; reports on them, shows the first, and writes report and tokenizer into the run's folder.
 
     `text` is replayed between the examples; `closed`: rows also hold the last token of each text.
@@ -216,9 +216,9 @@ def examples(
     together(lambda: coder.write(tokenizer, folder / TOKENIZER), first_only=True)
     seen = survey.Survey(config.train.seq_len, survey.leaks_of(config.examples.benchmarks, config.prepare))
     options = {"pairs": pairs, "replay": text, "share": config.replay.share, "closed": closed}
-    options["sizes"] = packed.Sizes(config.seed, config.train.seq_len, config.train.batch_size)
+    options["sizes"] = example_rows.Sizes(config.seed, config.train.seq_len, config.train.batch_size)
     options |= {"say": say, "see": seen.see}
-    data = together(lambda: packed.make(config.data, config.examples, tokenizer, **options))
+    data = together(lambda: example_rows.make(config.data, config.examples, tokenizer, **options))
     together(lambda: seen.write(folder), first_only=True)
     if not from_first(lambda: keep.begun(folder / "checkpoints")):
         for line in [*seen.lines(), chat.told_ends(tokenizer), "the first one; marked is what counts:"]:

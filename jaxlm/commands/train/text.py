@@ -9,7 +9,7 @@ import jax
 from jaxlm.commands.train import run as training
 from jaxlm.commands.train.kind import Kind, Ready
 from jaxlm.config import Config, ConfigError
-from jaxlm.data.batches import rows
+from jaxlm.data.batches import document_rows
 from jaxlm.data.batches.open import make_data, open_order
 from jaxlm.data.shards import vocabulary
 from jaxlm.devices.processes import say, together
@@ -40,7 +40,7 @@ class Text(Kind):
     def objective(self, model: Transformer, config: Config) -> base.Objective:
         return lm.make(model, config)
 
-    def data(self, config: Config) -> rows.Rows:
+    def data(self, config: Config) -> document_rows.Rows:
         return data(config)
 
     def origin(self, config: Config) -> Origin | None:
@@ -49,9 +49,9 @@ class Text(Kind):
         return origin.begin(config, peft.READERS)
 
     def batches(self, ready: Ready, done: int, failed: Callable[[Exception], object]) -> LoaderBatches:
-        if line := rows.mixture_words(ready.data, ready.config.train.steps):
+        if line := document_rows.mixture_words(ready.data, ready.config.train.steps):
             say(f"mixture: {line}")
-        for line in rows.rounded(ready.data):
+        for line in document_rows.rounded(ready.data):
             say(line)
         first = jax.process_index() == 0
         loaded = batches.read(ready.data, ready.config.data, ready.parts, done, failed, verify=first)
@@ -66,19 +66,20 @@ class Text(Kind):
         sizes = {"seq_len": order.seq_len, "tile": c.loss.tile_tokens}
         return held_out.make(ready.parts.model, order.data, order.mixture, ready.parts.mesh, c.eval, **sizes)
 
-    def passes(self, data: rows.Rows, steps: int) -> dict[str, float]:
-        return rows.passes(data, steps)
+    def passes(self, data: document_rows.Rows, steps: int) -> dict[str, float]:
+        return document_rows.passes(data, steps)
 
-    def documents(self, data: rows.Rows, step: int) -> list[str]:
-        return rows.documents_of(data, step)
+    def documents(self, data: document_rows.Rows, step: int) -> list[str]:
+        return document_rows.documents_of(data, step)
 
-    def switch(self, data: rows.Rows) -> int | None:
+    def switch(self, data: document_rows.Rows) -> int | None:
         return data.switch()
 
 
-def data(config: Config) -> rows.Rows:
+def data(config: Config) -> document_rows.Rows:
     """Returns the shards in `data.dir` and the order in which training reads them. Builds the shards if they are missing."""
     d, prepare, vocab_size = config.data, config.prepare, vocabulary.required(config)
     together(lambda: workdir.check_data_seed(config), first_only=True)
     together(lambda: make_data(d, prepare, config.engine, vocab_size, say), first_only=True)
-    return together(lambda: open_order(config))
+    # One process checks the shards: on a store far away, tens of thousands take each process minutes.
+    return together(lambda: open_order(config, check=jax.process_index() == 0))

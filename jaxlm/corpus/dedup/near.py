@@ -2,7 +2,7 @@
 
 Removes only documents that are similar to one that stays: if A ~ B ~ C but not A ~ C, only B goes (what stays is a
 maximal independent set of the graph). `doc` is a document's place: task << 32 | row. A document's rank depends on this
-document alone, so the order of shards does not matter.
+document alone, so the order of shards does not matter. The thresholds are keys: `config/prepare_stages.py`.
 """
 
 import collections

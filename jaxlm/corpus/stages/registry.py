@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 from jaxlm import config as config_lib
 from jaxlm.config import ConfigError, older
-from jaxlm.config.stages import StagesConfig
+from jaxlm.config.prepare_stages import StagesConfig
 from jaxlm.corpus.stage import Stage
 
 # Name -> module in this folder, class. Imported when first used: a run pays for the libraries of its own stages only.

@@ -6,26 +6,28 @@ from collections.abc import Iterator
 from jaxlm.config import Config, ConfigError, DataConfig, PrepareConfig, config_files, final_weights
 from jaxlm.corpus import documents
 from jaxlm.corpus.sources.base import SourceStats
-from jaxlm.data.batches.rows import Rows
+from jaxlm.data.batches.document_rows import Rows
 from jaxlm.data.shards import build, vocabulary
 from jaxlm.data.shards.mixture import Windows, final_of, weights_of
 from jaxlm.data.shards.shards import MANIFEST, DataDir, open_data
 from jaxlm.host.console import Say
 
 
-def open_order(config: Config, passed_over: Windows = ()) -> Rows:
+def open_order(config: Config, passed_over: Windows = (), check: bool = True) -> Rows:
     """Opens `data.dir`. Returns the order in which a run of this config reads it. Raises ConfigError as `open_mixture` does."""
-    opened, mixture = open_mixture(config.data, config.prepare, vocabulary.required(config))
+    opened, mixture = open_mixture(config.data, config.prepare, vocabulary.required(config), check)
     final = final_of(config, final_weights(mixture, config.data.final.weights))
     return Rows(opened, mixture, config.seed, config.train.seq_len, config.train.batch_size, passed_over, final)
 
 
-def open_mixture(data: DataConfig, prepare: PrepareConfig, vocab_size: int) -> tuple[DataDir, dict[str, float]]:
+def open_mixture(
+    data: DataConfig, prepare: PrepareConfig, vocab_size: int, check: bool = True
+) -> tuple[DataDir, dict[str, float]]:
     """Opens `data.dir`. Returns (the data, source -> weight in the first mixture, by `data`, `prepare` or the manifest).
 
     Raises ConfigError if there is no data, its vocabulary is not `vocab_size` (0 = any), or it lacks a source.
     """
-    opened = open_data(data.dir)
+    opened = open_data(data.dir, check)
     if vocab_size and opened.vocab_size != vocab_size:
         raise ConfigError(
             f"the tokenizer in {data.dir} has {opened.vocab_size} tokens: set "

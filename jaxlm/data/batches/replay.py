@@ -9,7 +9,7 @@ import numpy as np
 from jaxlm.config import ConfigError
 from jaxlm.corpus.sources.base import SourceStats
 from jaxlm.corpus.sources.units import iterate_documents
-from jaxlm.data.batches import packing, rows
+from jaxlm.data.batches import document_rows, pack_examples
 from jaxlm.data.shards import mixture, shards
 from jaxlm.data.shards.manifest import MANIFEST
 from jaxlm.data.shards.verify import Verifier
@@ -99,10 +99,10 @@ class Pieces:
 
     def __init__(self, text: Text, tokens: int, seed: int):
         self.text, self.tokens = text, tokens
-        self._order = rows.Rows(text, text.mixture, seed, seq_len=tokens, batch_size=1)
+        self._order = document_rows.Rows(text, text.mixture, seed, seq_len=tokens, batch_size=1)
         self._plan = self._order.plan
 
-    def segments(self, number: int) -> list[packing.Segment]:
+    def segments(self, number: int) -> list[pack_examples.Segment]:
         """Returns the texts of the `number`-th piece, cut where documents begin; they take `tokens` tokens in all."""
         source, _, row = self._plan.locate(number, np.zeros(1, np.int64))
         first = int(row[0]) * self.tokens
@@ -110,7 +110,7 @@ class Pieces:
         starts = np.flatnonzero(tokens_T1[:-1] == self.text.separator_id)
         bounds = [0, *starts[starts > 0].tolist(), self.tokens]
         parts = (tokens_T1[start : stop + 1] for start, stop in itertools.pairwise(bounds))
-        return [packing.Segment(part, np.ones(len(part) - 1, np.float32)) for part in parts]
+        return [pack_examples.Segment(part, np.ones(len(part) - 1, np.float32)) for part in parts]
 
     def passes(self, pieces: int) -> dict[str, float]:
         draws, counts = mixture.count_draws(self._plan.shares, pieces), self.text.token_counts()

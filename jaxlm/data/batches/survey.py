@@ -18,6 +18,7 @@ from jaxlm.corpus.stages.decontaminate import Decontaminate
 from jaxlm.corpus.stages.junk_patterns import GROUPS
 from jaxlm.data.batches import encoded
 from jaxlm.data.batches.encoded import Masked
+from jaxlm.data.chats import masks
 from jaxlm.data.chats.examples import Example, Pair
 from jaxlm.data.chats.records import ASSISTANT, Messages
 from jaxlm.data.tokenizer.coder import Coder
@@ -75,7 +76,7 @@ class Survey:
 
     def _lengths(self, one: Example, sides: Sequence[Masked]) -> None:
         for side in sides:
-            counts = side.kinds != encoded.GIVEN
+            counts = side.kinds != masks.GIVEN
             self._asked.append(int(counts.argmax()))
             self._said.append(int(np.count_nonzero(counts)))
         if self._asked[-1] >= self._seq_len:
@@ -155,7 +156,7 @@ def shown(found: encoded.Coded, tokenizer: Coder, example: int = 0, most: int = 
     parts: list[tuple[str, bool]] = []
     names, raw = {i: piece for piece, i in tokenizer.controls.items()}, tokenizer.piece_bytes()
     for ids, kinds in found.segments(example):
-        for start, stop in _runs(kinds != encoded.GIVEN):
+        for start, stop in _runs(kinds != masks.GIVEN):
             text = b"".join(
                 names[i].encode() if i in names else raw[i] for i in ids[start:stop].tolist() if i < len(raw)
             )

@@ -34,7 +34,7 @@ from jaxlm.data.shards.shuffle import BUCKETS, Shuffle
 from jaxlm.data.tokenizer import coder as coders
 from jaxlm.data.tokenizer import ids as ids_lib
 from jaxlm.data.tokenizer.coder import Coder
-from jaxlm.data.tokenizer.ours import train_tokenizer
+from jaxlm.data.tokenizer.train import train_tokenizer
 from jaxlm.host import console, files
 from jaxlm.host.console import Say
 
@@ -103,7 +103,7 @@ def build_data(
     def finished() -> shards.DataDir | None:
         if not (root / shards.MANIFEST).exists():
             return None
-        data = shards.open_data(root)
+        data = shards.open_data(root, check=False)  # whoever reads it checks it
         built = data.manifest["recipe"]
         wanted = _recipe(source_list, settings, signed, recipe_extra or {}, built)
         told = {"made": f"the data in {root} was built", "manifest": root / shards.MANIFEST}

@@ -320,15 +320,18 @@ class DataDir:
                 yield from source[split]["shards"]
 
 
-def open_data(path: str | os.PathLike) -> DataDir:
+def open_data(path: str | os.PathLike, check: bool = True) -> DataDir:
     """Opens a data directory. Checks sizes and numbers of records: a truncated ArrayRecord opens as an empty one.
+
+    check: False to leave the shards to whoever reads them, where another process or a later call checks them all.
 
     Raises ConfigError if the manifest is missing or damaged; DamagedData if a file differs from it; RunError if one
     can't be read.
     """
     root = pathlib.Path(path)
     data = DataDir(root, *manifests.read(root))
-    _check_files(data)
+    if check:
+        _check_files(data)
     _check_tokenizer(data)
     return data
 

@@ -15,7 +15,8 @@ from jaxlm.corpus.sources import embedded
 from jaxlm.corpus.words import CJK
 from jaxlm.data.shards.shards import DataDir
 from jaxlm.data.tokenizer.coder import Coder
-from jaxlm.data.tokenizer.ours import Tokenizer, train_tokenizer
+from jaxlm.data.tokenizer.ours import Tokenizer
+from jaxlm.data.tokenizer.train import train_tokenizer
 
 _WORD = re.compile(rf"[{CJK}]|[^\s{CJK}]+")
 _USED_TOKENS = 16_000_000

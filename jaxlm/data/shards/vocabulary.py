@@ -8,7 +8,8 @@ from jaxlm.config import Config
 from jaxlm.corpus import recipes
 from jaxlm.data.shards import shards
 from jaxlm.data.tokenizer import coder
-from jaxlm.data.tokenizer.ours import Tokenizer, VocabularyTooLarge, train_tokenizer
+from jaxlm.data.tokenizer.ours import Tokenizer
+from jaxlm.data.tokenizer.train import VocabularyTooLarge, train_tokenizer
 from jaxlm.host.console import Say, megabytes
 
 LEAST, MOST = 1024, 32_768

@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from jaxlm.config import Config, ConfigError, checks, older, with_keys
-from jaxlm.data.batches.rows import Rows
+from jaxlm.data.batches.document_rows import Rows
 from jaxlm.host import files
 from jaxlm.host.console import Say, hours, say
 from jaxlm.plan import settle

@@ -15,7 +15,7 @@ import typing
 from collections.abc import Mapping, Sequence
 
 from jaxlm.config import Config, ConfigError, ModelConfig, OptimConfig, older, with_keys
-from jaxlm.data.batches.rows import MOST_PASSES, Rows, passes
+from jaxlm.data.batches.document_rows import MOST_PASSES, Rows, passes
 from jaxlm.host.console import human
 from jaxlm.plan import flops, settle
 from jaxlm.plan.cost import tokens

@@ -4,7 +4,7 @@ import shlex
 import typing
 from collections.abc import Mapping, Sequence
 
-from jaxlm.data.batches.rows import MOST_PASSES
+from jaxlm.data.batches.document_rows import MOST_PASSES
 from jaxlm.host.console import hours, human, spent, table
 from jaxlm.plan.ladder.law import LEVEL, WIDE
 from jaxlm.plan.text import WIDTH, block, wrapped

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxlm.config import Config, ConfigError, RunError, config_files
-from jaxlm.data.batches import rows
+from jaxlm.data.batches import document_rows
 from jaxlm.devices import sharding
 from jaxlm.host import console
 from jaxlm.host.console import Say
@@ -164,7 +164,7 @@ def random_batch(made: parts.Parts) -> dict[str, jax.Array]:
     size = (t.batch_size, t.seq_len + 1)
     tokens = np.random.default_rng(0).integers(1, made.config.model.vocab_size, size, dtype=np.int32)
     here = sharding.local_rows(mesh, t.batch_size)
-    local = rows.make_batch(tokens[here], separator_id=0)
+    local = document_rows.make_batch(tokens[here], separator_id=0)
     others = {name: leaf for name, leaf in made.batch().items() if name not in local}
     local |= {name: np.zeros(leaf.shape, leaf.dtype)[here] for name, leaf in others.items()}
     return sharding.to_global(local, mesh, t.batch_size)

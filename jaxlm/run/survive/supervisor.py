@@ -1,7 +1,8 @@
 """Runs training as a child process, and starts it again after a crash or a hang. Imports no JAX.
 
 It judges by progress: training that dies twice at the same step, without a newer checkpoint in between, would die there
-again and again. Training that ended by its own decision (exit codes 0, 2, 3, 4) is never started again.
+again and again. Training that ended by its own decision (exit codes 0, 2, 3, 4) is never started again. `checkpoints/store.py`
+chooses the checkpoint from which a start goes on.
 """
 
 import contextlib

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxlm.config import Config, DpoConfig, older
-from jaxlm.data.batches.packing import pairs_in_row
+from jaxlm.data.batches.pack_examples import pairs_in_row
 from jaxlm.devices import sharding
 from jaxlm.models import adapters
 from jaxlm.models.transformer import Transformer

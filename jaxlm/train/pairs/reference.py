@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxlm.config import ConfigError
-from jaxlm.data.batches.packed import Packed
+from jaxlm.data.batches.example_rows import Packed
 from jaxlm.devices.processes import from_first, together
 from jaxlm.host.files import MANGLED, json_of, write_atomically
 from jaxlm.run.checkpoints import digest

@@ -18,9 +18,9 @@ import numpy as np
 
 from jaxlm.config import Config, ConfigError, RunError, nearest
 from jaxlm.data.batches import encoded, loader
+from jaxlm.data.batches.example_rows import Texts
 from jaxlm.data.batches.order import Order
-from jaxlm.data.batches.packed import Texts
-from jaxlm.data.chats import chat, examples
+from jaxlm.data.chats import chat, examples, masks
 from jaxlm.data.chats.records import Messages, Notes, Row, Unfit, message_of
 from jaxlm.data.shards.mixture import Windows
 from jaxlm.data.shards.verify import Verifier
@@ -197,8 +197,8 @@ class Reader(typing.NamedTuple):
         """Returns a prompt as text; None if the template refuses it. Notes refusals, and keys that the template leaves out."""
         example = examples.Chat(prompt.messages, prompt.place, tools=prompt.tools)
         if example.keys:
-            for key in encoded.unwritten(chat.Writer(self.tokenizer), example, self.notes.ignore):
-                self.notes.note("refused", key, prompt.place, encoded.UNWRITTEN)
+            for key in masks.unwritten(chat.Writer(self.tokenizer), example, self.notes.ignore):
+                self.notes.note("refused", key, prompt.place, masks.UNWRITTEN)
         try:
             return chat.render(self.tokenizer, prompt.messages, tools=prompt.tools)
         except ConfigError as error:

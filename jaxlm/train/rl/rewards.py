@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 
 from jaxlm import models
 from jaxlm.config import ConfigError, RewardConfig, RunError
-from jaxlm.data.batches import packing
+from jaxlm.data.batches import pack_examples
 from jaxlm.data.chats import chat
 from jaxlm.data.chats.examples import ASSISTANT
 from jaxlm.data.tokenizer.ids import conversation
@@ -221,8 +221,8 @@ class Scorer:
         for first in range(0, len(texts), _ROWS):
             part = texts[first : first + _ROWS]
             # One text a row, with one more target after the text: else its last token would not be read.
-            groups = [[packing.Segment([*ids, ids[-1]], np.zeros(len(ids)))] for ids in part]
-            packed = [packing.pack([group], length, 1)[0] for group in groups]
+            groups = [[pack_examples.Segment([*ids, ids[-1]], np.zeros(len(ids)))] for ids in part]
+            packed = [pack_examples.pack([group], length, 1)[0] for group in groups]
             packed += packed[:1] * (_ROWS - len(packed))
             batch = {name: np.concatenate([row[name] for row in packed]) for name in packed[0]}
             scores_BxS = self._score(self._variables, self._placed(batch))

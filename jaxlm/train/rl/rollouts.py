@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlm.data.batches import packing
+from jaxlm.data.batches import pack_examples
 from jaxlm.data.chats import chat
 from jaxlm.devices import sharding
 from jaxlm.devices.processes import say
@@ -161,10 +161,10 @@ class Rollouts:
                 item, answer = items[number], answers[number]
                 counts = answer.ended or not c.policy.mask_truncated
                 weights = np.repeat(np.float32([0, counts]), [len(item.ids) - 1, len(answer.ids)])
-                group.append(packing.Segment([*item.ids, *answer.ids], weights))
+                group.append(pack_examples.Segment([*item.ids, *answer.ids], weights))
                 places.append((row, slice(used + len(item.ids) - 1, used + len(weights))))
                 used += len(weights)
-            packed.append(packing.pack([group], c.train.seq_len, 1)[0])
+            packed.append(pack_examples.pack([group], c.train.seq_len, 1)[0])
         return {name: np.concatenate([row[name] for row in packed]) for name in packed[0]}, places
 
     def _at_tokens(self, places: "_Places", values: Sequence[np.ndarray | float]) -> np.ndarray:

@@ -8,6 +8,7 @@ import tiny_chats
 import tiny_hf
 
 from jaxlm.data.batches import encoded
+from jaxlm.data.chats import masks
 from jaxlm.data.chats.examples import Chat, Pair, Place
 from jaxlm.data.tokenizer import coder
 
@@ -37,7 +38,7 @@ def build(tokenizer, *read, seq_len=64):
 
 
 def alone(tokenizer, one: Chat) -> list[int]:
-    return encoded.masked(tokenizer, [one])[0].ids.tolist()
+    return masks.masked(tokenizer, [one])[0].ids.tolist()
 
 
 def test_segments_are_the_examples(tokenizer):
@@ -46,7 +47,7 @@ def test_segments_are_the_examples(tokenizer):
     assert len(found) == counts.read == 3
     for number, one in enumerate(read):
         ((ids, kinds),) = found.segments(number)
-        (want,) = encoded.masked(tokenizer, [one])
+        (want,) = masks.masked(tokenizer, [one])
         np.testing.assert_array_equal(ids, want.ids)
         np.testing.assert_array_equal(kinds, want.kinds)
         assert found.lengths()[number] == len(want.ids) - 1
@@ -69,7 +70,7 @@ def test_a_long_chat_loses_its_oldest_turns(tokenizer, system):
             want = Chat(front + whole.messages[len(front) + 2 * lost :], PLACE)
             ((ids, kinds),) = found.segments(1)
             assert ids.tolist() == alone(tokenizer, want)
-            np.testing.assert_array_equal(kinds, encoded.masked(tokenizer, [want])[0].kinds)
+            np.testing.assert_array_equal(kinds, masks.masked(tokenizer, [want])[0].kinds)
             assert (counts.cut, counts.turns_cut, counts.too_long) == (int(lost > 0), lost, 0)
     found, counts = build(tokenizer, chat(1), whole, seq_len=lengths[-1] - 1)
     assert (len(found), counts.too_long, counts.cut) == (1, 1, 0)
@@ -83,7 +84,7 @@ def test_what_is_given_stays_given(tokenizer):
     short = Chat(whole.messages[2:], PLACE, given=2)
     found, _ = build(tokenizer, whole, seq_len=len(alone(tokenizer, short)) - 1)
     ((_, kinds),) = found.segments(0)
-    np.testing.assert_array_equal(kinds, encoded.masked(tokenizer, [short])[0].kinds)
+    np.testing.assert_array_equal(kinds, masks.masked(tokenizer, [short])[0].kinds)
 
 
 def test_a_pair_is_whole_or_left_out(tokenizer):
@@ -99,12 +100,12 @@ def test_a_pair_is_whole_or_left_out(tokenizer):
 
 def test_what_has_no_mask_is_left_out(tokenizer, monkeypatch):
     """A chat, and a pair of which one side has none; the survey sees neither."""
-    of_all, seen = encoded.masked, []
+    of_all, seen = masks.masked, []
 
     def masked(tokenizer, chats, ignore):
         found = of_all(tokenizer, chats, ignore)
         return [
-            encoded.INSIDE if "red" in chat.messages[-1]["content"] else one
+            masks.INSIDE if "red" in chat.messages[-1]["content"] else one
             for chat, one in zip(chats, found, strict=True)
         ]
 

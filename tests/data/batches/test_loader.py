@@ -18,7 +18,7 @@ from faults import harness
 
 from jaxlm import config as config_lib
 from jaxlm.config import ConfigError, RunError, config_files
-from jaxlm.data.batches import loader, rows
+from jaxlm.data.batches import document_rows, loader
 from jaxlm.data.batches.loader import Ahead
 from jaxlm.data.batches.order import check_fingerprint
 from jaxlm.data.shards import shards, verify
@@ -30,7 +30,7 @@ OPTIONS = {"seed": 7, "seq_len": 24, "batch_size": 8}
 
 def take(data, n, mixture=MIXTURE, **options):
     asked = {name: options.pop(name, value) for name, value in OPTIONS.items()}
-    with loader.TrainLoader(rows.Rows(data, mixture, **asked), **options) as batches:
+    with loader.TrainLoader(document_rows.Rows(data, mixture, **asked), **options) as batches:
         return list(itertools.islice(batches, n))
 
 
@@ -43,12 +43,12 @@ def same(a, b):
 @pytest.fixture(scope="module")
 def expected(data):
     """Thirty batches made one row at a time, from the streams."""
-    plan = rows.plan_rows(data.token_counts(), MIXTURE, seed=7, seq_len=24, batch_size=8)
+    plan = document_rows.plan_rows(data.token_counts(), MIXTURE, seed=7, seq_len=24, batch_size=8)
     batches = []
     for step in range(30):
         source, _, row = plan.locate(step, np.arange(8))
         read = [data.stream(plan.names[k]).read(r * 24, r * 24 + 25) for k, r in zip(source, row, strict=True)]
-        batches.append(rows.make_batch(np.stack(read), data.separator_id))
+        batches.append(document_rows.make_batch(np.stack(read), data.separator_id))
     return batches
 
 
@@ -83,7 +83,7 @@ def test_resuming_at_any_step_continues(data, expected, step):
 def test_from_step_37_come_the_batches_of_step_37(data):
     """Counted once: a source that began there, and was sliced from there as well, would give those of step 74."""
     final = Final({"math": 60, "code": 40}, share=0.4, steps=64)  # from batch 39 on, which step 36 trains on
-    order = rows.Rows(data, MIXTURE, **OPTIONS, passed_over=[(3, 4), (38, 38)], final=final)
+    order = document_rows.Rows(data, MIXTURE, **OPTIONS, passed_over=[(3, 4), (38, 38)], final=final)
     with loader.TrainLoader(order) as batches:
         whole = list(itertools.islice(batches, 44))
     for options in ({}, {"num_threads": 3}, {"num_threads": 1, "prefetch": 1}):
@@ -93,7 +93,7 @@ def test_from_step_37_come_the_batches_of_step_37(data):
     for step, number in ((36, 39), (37, 40), (43, 46)):
         source, _, row = plan.locate(number, np.arange(8))
         read = [data.stream(plan.names[k]).read(r * 24, r * 24 + 25) for k, r in zip(source, row, strict=True)]
-        assert same([whole[step]], [rows.make_batch(np.stack(read), data.separator_id)])
+        assert same([whole[step]], [document_rows.make_batch(np.stack(read), data.separator_id)])
 
 
 def test_a_far_step_is_reached_at_once(data):
@@ -106,8 +106,8 @@ def test_a_far_step_is_reached_at_once(data):
 def test_any_sequence_length_from_the_same_shards(data, seq_len):
     """Every row of an epoch, put in order, is the stream again."""
     tokens = data.token_counts()["math"]
-    count = rows.count_rows(tokens, seq_len)
-    plan = rows.plan_rows(data.token_counts(), {"math": 1}, seed=7, seq_len=seq_len, batch_size=1)
+    count = document_rows.count_rows(tokens, seq_len)
+    plan = document_rows.plan_rows(data.token_counts(), {"math": 1}, seed=7, seq_len=seq_len, batch_size=1)
     batches = take(data, count, {"math": 1}, seq_len=seq_len, batch_size=1)
     by_row = {int(plan.locate(s, np.arange(1))[2][0]): batch for s, batch in enumerate(batches)}
     stream = data.stream("math").read(0, count * seq_len + 1)
@@ -128,7 +128,7 @@ def shards_of(data, source):
 def test_a_damaged_shard_is_bad_input_that_names_it_again_and_again(copy):
     for shard in shards_of(copy, "prose"):
         shard.write_bytes(b"\0" * shard.stat().st_size)
-    with loader.TrainLoader(rows.Rows(copy, MIXTURE, **OPTIONS)) as batches:
+    with loader.TrainLoader(document_rows.Rows(copy, MIXTURE, **OPTIONS)) as batches:
         for _ in range(2):
             with pytest.raises(verify.DamagedData, match=r"prose/\d+.array_record is damaged .*copy it again"):
                 next(batches)
@@ -147,7 +147,7 @@ def test_a_sound_shard_in_the_place_of_another_is_noticed_before_its_first_recor
 
 
 def open_verified(data):
-    order = rows.Rows(data, MIXTURE, **OPTIONS)
+    order = document_rows.Rows(data, MIXTURE, **OPTIONS)
     data.verifier.begin(order.shards(0))
     return loader.TrainLoader(order, stall_seconds=30.0)
 
@@ -166,7 +166,7 @@ def test_damage_that_the_background_finds_ends_the_run_at_the_next_batch(copy, d
 
 
 def test_a_read_that_fails_once_is_tried_again_and_the_batches_are_the_same(copy, expected):
-    with loader.TrainLoader(rows.Rows(copy, MIXTURE, **OPTIONS), prefetch=1) as batches:
+    with loader.TrainLoader(document_rows.Rows(copy, MIXTURE, **OPTIONS), prefetch=1) as batches:
         before = [next(batches) for _ in range(2)]
         away = copy.path.with_name("away")
         (copy.path / "train").rename(away)
@@ -176,7 +176,7 @@ def test_a_read_that_fails_once_is_tried_again_and_the_batches_are_the_same(copy
 
 def test_a_read_that_fails_three_times_names_the_shard_and_the_same_command_may_do_better(copy, monkeypatch):
     monkeypatch.setattr(verify, "RETRY_SECONDS", (0.01, 0.01))
-    order = rows.Rows(copy, {"prose": 1}, **OPTIONS)
+    order = document_rows.Rows(copy, {"prose": 1}, **OPTIONS)
     shutil.rmtree(copy.path / "train")
     with loader.TrainLoader(order) as batches:
         for _ in range(2):
@@ -188,7 +188,7 @@ def test_a_hung_read_is_an_error_that_names_the_shard_and_close_does_not_wait(co
     for shard in shards_of(copy, "prose"):
         shard.unlink()
         os.mkfifo(shard)  # whoever opens it waits for ever
-    order = rows.Rows(copy, {"prose": 1}, **OPTIONS)
+    order = document_rows.Rows(copy, {"prose": 1}, **OPTIONS)
     batches = loader.TrainLoader(order, stall_seconds=0.3)
     with pytest.raises(RunError, match=rf"no batch within 0.3 s .*{copy.path}/train/prose/\d+.array_record, for"):
         next(batches)
@@ -267,24 +267,24 @@ def test_an_io_error_or_two_cost_no_batch(data, tmp_path):
 
 def test_fingerprint_tells_what_changed(data):
     arguments = {"seed": 0, "seq_len": 16, "batch_size": 8}
-    saved = rows.Rows(data, MIXTURE, **arguments).fingerprint()
-    scaled = rows.Rows(data, {"prose": 0.87, "math": 0.1, "code": 0.03}, **arguments).fingerprint()
+    saved = document_rows.Rows(data, MIXTURE, **arguments).fingerprint()
+    scaled = document_rows.Rows(data, {"prose": 0.87, "math": 0.1, "code": 0.03}, **arguments).fingerprint()
     assert saved == scaled
     check_fingerprint(saved, scaled)
     for change in ({"seed": 1}, {"seq_len": 32}, {"batch_size": 4}):
-        now = rows.Rows(data, MIXTURE, **(arguments | change)).fingerprint()
+        now = document_rows.Rows(data, MIXTURE, **(arguments | change)).fingerprint()
         key = next(iter(change))
         with pytest.raises(ConfigError, match=rf"{key} was {arguments[key]}, is {change[key]}; set them back"):
             check_fingerprint(saved, now)
         assert now["sha256"] != saved["sha256"]
     with pytest.raises(ConfigError, match="mixture was"):
-        check_fingerprint(saved, rows.Rows(data, {"prose": 1}, **arguments).fingerprint())
+        check_fingerprint(saved, document_rows.Rows(data, {"prose": 1}, **arguments).fingerprint())
 
 
 @pytest.mark.parametrize(("seq_len", "batch_size"), [(24, 4), (7, 3), (10_000, 2)])
 def test_validation_counts_every_held_out_target_once(data, seq_len, batch_size):
     tokens = data.stream("prose", "val").read(0, data.token_counts("val")["prose"])
-    batches = list(rows.validation_rows(data, "prose", seq_len=seq_len, batch_size=batch_size))
+    batches = list(document_rows.validation_rows(data, "prose", seq_len=seq_len, batch_size=batch_size))
     assert {b.batch["tokens"].shape for b in batches} == {(batch_size, seq_len)}
     targets = np.concatenate([b.batch["targets"][b.batch["weights"] > 0] for b in batches])
     inputs = np.concatenate([b.batch["tokens"][b.batch["weights"] > 0] for b in batches])
@@ -297,7 +297,7 @@ def test_validation_counts_every_held_out_target_once(data, seq_len, batch_size)
 
 @pytest.mark.parametrize("chunk", [7, 65_536])
 def test_the_first_megabytes_of_held_out_text_are_its_tokens_that_begin_in_them(data, chunk, monkeypatch):
-    monkeypatch.setattr(rows, "_CHUNK", chunk)
+    monkeypatch.setattr(document_rows, "_CHUNK", chunk)
     settings = config_lib.resolve(config_files.load("base", ["data.path=x"])).eval
     tokens = data.stream("prose", "val").read(0, data.token_counts("val")["prose"])
     bytes_N = data.token_bytes()[tokens[1:]]
@@ -305,13 +305,16 @@ def test_the_first_megabytes_of_held_out_text_are_its_tokens_that_begin_in_them(
     for limit in (1, 2, 50, 51, 52, int(bytes_N.sum()) - 1, int(bytes_N.sum()), 10**9, 0):
         limited = dataclasses.replace(settings, max_mb=limit / 1e6)
         want = int((begins_N < (limit or np.inf)).sum())
-        assert rows.count_targets(data, "prose", limited, 8) == want
-        batches = list(rows.validation_rows(data, "prose", seq_len=8, batch_size=4, targets=want))
+        assert document_rows.count_targets(data, "prose", limited, 8) == want
+        batches = list(document_rows.validation_rows(data, "prose", seq_len=8, batch_size=4, targets=want))
         targets = np.concatenate([b.batch["targets"][b.batch["weights"] > 0] for b in batches])
         assert np.array_equal(targets, tokens[1 : 1 + want])
     older = dataclasses.replace(settings, older_batches=(3, 2), max_mb=1e-6)
-    assert rows.count_targets(data, "prose", older, 8) == 48
-    assert rows.count_targets(data, "prose", dataclasses.replace(older, older_batches=(0, 2)), 8) == len(tokens) - 1
+    assert document_rows.count_targets(data, "prose", older, 8) == 48
+    assert (
+        document_rows.count_targets(data, "prose", dataclasses.replace(older, older_batches=(0, 2)), 8)
+        == len(tokens) - 1
+    )
 
 
 class Source:

@@ -8,11 +8,13 @@ import pathlib
 import pytest
 
 from jaxlm import config
+from jaxlm.commands.train import text
 from jaxlm.config import Config, ConfigError, PrepareSourceConfig, SourceConfig, config_files
 from jaxlm.corpus import documents
 from jaxlm.corpus.stage import Document
 from jaxlm.data.batches import which_data
 from jaxlm.data.batches.open import make_data, open_mixture, open_order
+from jaxlm.data.shards import shards
 
 MIXTURE = {"prose": 87.0, "math": 10.0, "code": 3.0}  # of `corpus`
 
@@ -54,6 +56,15 @@ def test_a_tokenizer_of_another_size_is_refused(data):
 def test_a_source_that_the_data_lacks_is_refused(data):
     with pytest.raises(ConfigError, match=r"data\.sources names maths, but the data in .* has .*math.*: take this"):
         open_as(resolve(data.path), sources=[("math", 3.0), ("maths", 1.0)])
+
+
+def test_a_start_checks_the_shards_once(corpus, tmp_path, monkeypatch):
+    c = resolve(tmp_path / "d", f"data.path={corpus.folder / 'code.jsonl'}", "data.val_fraction=0.1")
+    make(c, lambda line: None)
+    checked, check = [], shards._check_files
+    monkeypatch.setattr(shards, "_check_files", lambda data: checked.append(data) or check(data))
+    text.data(c)
+    assert len(checked) == 1
 
 
 def test_data_that_is_there_is_opened_and_not_made_again(corpus, tmp_path):

@@ -7,12 +7,11 @@ import pytest
 import tiny_hf
 
 from jaxlm.config import CHAT_TOKENS, ConfigError
-from jaxlm.data.batches import encoded
-from jaxlm.data.chats import chat, examples
+from jaxlm.data.chats import chat, examples, masks
 from jaxlm.data.chats.examples import Chat
 from jaxlm.data.chats.records import Place
 from jaxlm.data.tokenizer import coder
-from jaxlm.data.tokenizer.ours import train_tokenizer
+from jaxlm.data.tokenizer.train import train_tokenizer
 
 CHATS = pathlib.Path(__file__).parents[4] / "shared/data/posttrain/dolly_hhrlhf_small.jsonl"
 CHATML = (
@@ -48,12 +47,12 @@ def theirs(folder, source):
     return coder.load(folder)
 
 
-def said(tokenizer, found: encoded.Masked) -> list[str]:
+def said(tokenizer, found: masks.Masked) -> list[str]:
     """The text of each run of tokens that count, the control token at its end by name."""
     names = {i: piece for piece, i in tokenizer.controls.items()}
-    texts, before = [], encoded.GIVEN
+    texts, before = [], masks.GIVEN
     for i, kind in zip(found.ids.tolist(), found.kinds.tolist(), strict=True):
-        if kind and before in (encoded.GIVEN, encoded.ENDS):
+        if kind and before in (masks.GIVEN, masks.ENDS):
             texts.append([])
         if kind:
             texts[-1].append(i)
@@ -63,9 +62,9 @@ def said(tokenizer, found: encoded.Masked) -> list[str]:
 
 @pytest.mark.parametrize("turns", TALKS)
 def test_the_answers_count_and_what_ends_them(turns, ours):
-    (found,) = encoded.masked(ours, [talk(turns)])
+    (found,) = masks.masked(ours, [talk(turns)])
     assert said(ours, found) == [content + "<|im_end|>" for role, content in turns if role == "assistant"]
-    assert (found.ids[found.kinds == encoded.ENDS] == chat.end_id(ours)).all()
+    assert (found.ids[found.kinds == masks.ENDS] == chat.end_id(ours)).all()
     opened = [[i for i in found.ids[:at].tolist()][-2:] for at in found.turns]
     assert opened == [[ours.id_of("<|assistant|>"), *ours.encode("\n")]] * len(opened)
 
@@ -74,7 +73,7 @@ def test_the_answers_count_and_what_ends_them(turns, ours):
 def test_a_template_without_marks(source, tmp_path):
     tokenizer = theirs(tmp_path, source)
     turns = [turn for turn in TALKS[1] if turn[0] != "system" or source is CHATML]
-    (found,) = encoded.masked(tokenizer, [talk(turns)])
+    (found,) = masks.masked(tokenizer, [talk(turns)])
     end = "</s>" if source is LLAMA else "<|im_end|>"
     answers = [content for role, content in turns if role == "assistant"]
     if source is LLAMA:
@@ -106,8 +105,8 @@ def test_a_mask_fails_closed(kind, ours, monkeypatch):
     """In one line."""
     source, why = WRONG[kind]
     monkeypatch.setattr(chat, "template", lambda _: source)
-    (found,) = encoded.masked(ours, [talk([("user", "hello"), ("assistant", "at")])])
-    assert isinstance(found, encoded.Unmasked)
+    (found,) = masks.masked(ours, [talk([("user", "hello"), ("assistant", "at")])])
+    assert isinstance(found, masks.Unmasked)
     assert why in found.why
     assert "\n" not in found.why
 
@@ -137,7 +136,7 @@ IN_A_ROW = [("user", "the cat"), ("assistant", "cat"), ("assistant", "t")]
 def test_what_the_template_adds_is_learnt(source, turns, answers, tmp_path):
     """Without marks: never a search for the answer's text."""
     tokenizer = theirs(tmp_path, source)
-    (found,) = encoded.masked(tokenizer, [talk(turns)])
+    (found,) = masks.masked(tokenizer, [talk(turns)])
     assert said(tokenizer, found) == answers
 
 
@@ -150,10 +149,10 @@ THINKS = CHATML.replace(
 def test_an_answer_that_is_written_otherwise_in_the_middle_is_told(tmp_path):
     tokenizer = theirs(tmp_path, THINKS)
     turns = [("user", "hello"), ("assistant", "<think>"), ("user", "on"), ("assistant", "a mat")]
-    (found,) = encoded.masked(tokenizer, [talk(turns)])
+    (found,) = masks.masked(tokenizer, [talk(turns)])
     assert said(tokenizer, found) == ["<think></think>a mat<|im_end|>"]
     assert found.otherwise == (1,)
-    (alone,) = encoded.masked(tokenizer, [talk(turns[:2])])
+    (alone,) = masks.masked(tokenizer, [talk(turns[:2])])
     assert said(tokenizer, alone) == ["<think></think><think><|im_end|>"]
 
 
@@ -172,8 +171,8 @@ def test_all_marks_count_but_those_of_messages_that_are_given(tmp_path):
     turns = [turn for answer in answers for turn in (("user", "x"), ("assistant", answer))]
     whole, half, light = talk(turns), talk(turns, given=3), talk(turns)
     light.messages[3]["weight"] = 0
-    found = encoded.masked(tokenizer, [whole, half, light])
-    texts = [tokenizer.decode(one.ids[one.kinds != encoded.GIVEN].tolist()) for one in found]
+    found = masks.masked(tokenizer, [whole, half, light])
+    texts = [tokenizer.decode(one.ids[one.kinds != masks.GIVEN].tolist()) for one in found]
     assert texts == ["12345678" + "9013", "56789013", "1234789013"]
 
 
@@ -189,7 +188,7 @@ def test_an_answer_that_calls_a_tool(content, tmp_path):
     tokenizer = theirs(tmp_path, CALLS)
     asked, answered = (talk(turns).messages for turns in ([("user", "x")], [("tool", "y"), ("assistant", "z")]))
     one = Chat((*asked, CALL | {"content": content}, *answered), Place("a", 1))
-    (found,) = encoded.masked(tokenizer, [one])
+    (found,) = masks.masked(tokenizer, [one])
     assert said(tokenizer, found) == [f"{content}on<|im_end|>", "z<|im_end|>"]
 
 
@@ -197,7 +196,7 @@ def test_arguments_stay_text_where_the_template_wants_text(tmp_path):
     wanted = "m.tool_calls[0].function.arguments + ''"
     tokenizer = theirs(tmp_path, CALLS.replace("m.tool_calls | map(attribute='function.name') | join(',')", wanted))
     call = CALL | {"tool_calls": [{"function": {"name": "on", "arguments": '{"a": 1}'}}]}
-    (found,) = encoded.masked(tokenizer, [Chat((*talk([("user", "x")]).messages, call), Place("a", 1))])
+    (found,) = masks.masked(tokenizer, [Chat((*talk([("user", "x")]).messages, call), Place("a", 1))])
     assert said(tokenizer, found) == ['{"a": 1}<|im_end|>']
 
 
@@ -205,17 +204,17 @@ def test_what_the_template_writes_nowhere_is_told(ours, tmp_path):
     """What ours refuses too."""
     asked, answered = (talk(turns).messages for turns in ([("user", "x")], [("tool", "y"), ("assistant", "z")]))
     one = Chat((*asked, CALL, *answered), Place("a", 1), tools=[{"name": "on"}])
-    assert encoded.masked(ours, [one]) == [encoded.Unmasked("", ("tool", "tool_calls", "tools"))]
+    assert masks.masked(ours, [one]) == [masks.Unmasked("", ("tool", "tool_calls", "tools"))]
     tokenizer = theirs(tmp_path, CALLS)
-    assert encoded.masked(tokenizer, [one]) == [encoded.Unmasked("", ("tools",))]
+    assert masks.masked(tokenizer, [one]) == [masks.Unmasked("", ("tools",))]
 
 
 def test_an_answer_that_begins_inside_a_token_has_no_mask(tmp_path):
     """The model is asked with a line's end; together with spaces behind it that is one token."""
     tokenizer = theirs(tmp_path, CHATML)
     chats = [talk([("user", "hello"), ("assistant", answer)]) for answer in ("hi", "    return x")]
-    first, second = encoded.masked(tokenizer, chats)
-    assert (said(tokenizer, first), second) == (["hi<|im_end|>"], encoded.INSIDE)
+    first, second = masks.masked(tokenizer, chats)
+    assert (said(tokenizer, first), second) == (["hi<|im_end|>"], masks.INSIDE)
 
 
 @pytest.mark.parity
@@ -234,11 +233,11 @@ def test_the_mask_is_that_of_transformers(given, ours, tmp_path):
         if not CHATS.is_file():
             pytest.skip(f"{CHATS} is absent")
         talks = list(examples.read(str(CHATS), "auto", False))[:200]
-    for one, found in zip(talks, encoded.masked(ours, talks), strict=True):
+    for one, found in zip(talks, masks.masked(ours, talks), strict=True):
         settings = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
         want = loaded.apply_chat_template(list(one.messages), **settings)
         assert found.ids.tolist() == want["input_ids"]
-        assert (found.kinds != encoded.GIVEN).astype(int).tolist() == want["assistant_masks"]
+        assert (found.kinds != masks.GIVEN).astype(int).tolist() == want["assistant_masks"]
 
 
 LLAMA_STRICT = (

@@ -10,7 +10,7 @@ import pytest
 
 from jaxlm import config
 from jaxlm.config import ConfigError, SourceConfig, config_files
-from jaxlm.data.batches import loader, rows
+from jaxlm.data.batches import document_rows, loader
 from jaxlm.data.shards import mixture
 from jaxlm.data.shards import mixture as mixing
 from jaxlm.step import optim
@@ -56,7 +56,7 @@ ROUNDED = {  # weights, the source that is off, by its line
 @pytest.mark.parametrize(("weights", "says"), ROUNDED.values(), ids=ROUNDED)
 def test_the_share_that_is_drawn_is_the_one_that_is_said(weights, says):
     """The draws of the run's own plan stay within one row of it, however many rows there are."""
-    plan = rows.plan_rows(dict.fromkeys(weights, 10**9), weights, seed=0, seq_len=8, batch_size=4)
+    plan = document_rows.plan_rows(dict.fromkeys(weights, 10**9), weights, seed=0, seq_len=8, batch_size=4)
     drawn = mixing.drawn_mixture(weights, [*reversed(plan.names)])
     for n in (10, 100_000, 10**7, 10**9):
         counts = mixing.count_draws(plan.shares, n)
@@ -90,7 +90,7 @@ def two_mixtures(seq_len=16, batch_size=8, first=None, last=None, windows=(), **
     given = mixing.Final(last or {"prose": 40, "math": 40, "code": 20}, **({"share": 0.4, "steps": 50} | final))
     sizes = {"seed": 3, "seq_len": seq_len, "batch_size": batch_size}
     first = first or {"prose": 87, "math": 10, "code": 3}
-    return rows.plan_rows(tokens, first, **sizes, passed_over=mixing.merge_windows(windows), final=given)
+    return document_rows.plan_rows(tokens, first, **sizes, passed_over=mixing.merge_windows(windows), final=given)
 
 
 def plain(p):
@@ -252,8 +252,8 @@ def take(order, n, start_step=0):
 
 
 def test_the_loader_and_trace_leave_the_windows_out_at_any_resume(data):
-    plain, windows = rows.Rows(data, MIXTURE, **OPTIONS), [(3, 4), (9, 12), (5, 5), (1, 1)]
-    order = rows.Rows(data, MIXTURE, **OPTIONS, passed_over=windows)
+    plain, windows = document_rows.Rows(data, MIXTURE, **OPTIONS), [(3, 4), (9, 12), (5, 5), (1, 1)]
+    order = document_rows.Rows(data, MIXTURE, **OPTIONS, passed_over=windows)
     whole = take(plain, 30)
     left = [batch for number, batch in enumerate(whole, 1) if number not in {1, 3, 4, 5, 9, 10, 11, 12}]
     assert order.batch_number(1) == 2
@@ -264,14 +264,15 @@ def test_the_loader_and_trace_leave_the_windows_out_at_any_resume(data):
     assert not all(map(np.array_equal, take(order, 20), whole))  # the comparison can fail
     coder = data.tokenizer()
     for step in (0, 1, 4, 20):
-        assert rows.describe_batch(order, step) == rows.describe_batch(plain, order.batch_number(step + 1) - 1)
-        text = "".join(document.text for document in rows.describe_batch(order, step)[0].documents)
+        described = document_rows.describe_batch(order, step)
+        assert described == document_rows.describe_batch(plain, order.batch_number(step + 1) - 1)
+        text = "".join(document.text for document in document_rows.describe_batch(order, step)[0].documents)
         assert text.startswith(coder.decode(left[step][0]))
 
 
 def test_a_window_behind_the_last_step_changes_no_step_before(data):
-    before = rows.Rows(data, MIXTURE, **OPTIONS, passed_over=[(3, 4)])
-    grown = rows.Rows(data, MIXTURE, **OPTIONS, passed_over=[(3, 4), (10, 12)])
+    before = document_rows.Rows(data, MIXTURE, **OPTIONS, passed_over=[(3, 4)])
+    grown = document_rows.Rows(data, MIXTURE, **OPTIONS, passed_over=[(3, 4), (10, 12)])
     steps = range(1, 8)  # batches 1, 2, 5, ..., 9
     assert [before.batch_number(s) for s in steps] == [grown.batch_number(s) for s in steps]
     assert grown.batch_number(8) == 13

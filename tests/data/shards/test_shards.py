@@ -109,6 +109,22 @@ def test_a_shard_of_the_right_size_without_its_index_is_refused(copy):
         shards.open_data(copy)
 
 
+@pytest.mark.parametrize("hashed", [True, False])
+@pytest.mark.parametrize("damage", ["missing", "cut", "without its index"])
+def test_a_shard_that_was_not_checked_at_the_start_is_refused_by_its_reader(copy, data, monkeypatch, damage, hashed):
+    monkeypatch.setattr(verify, "RETRY_SECONDS", (0.0, 0.0))
+    if not hashed:
+        monkeypatch.setattr(verify, "FIRST_READ_SECONDS", -1.0)
+    shard = next((copy / "train" / "prose").glob("*.array_record"))
+    half, size = shard.read_bytes()[: shard.stat().st_size // 2], shard.stat().st_size
+    shard.unlink()
+    if damage != "missing":
+        shard.write_bytes(half if damage == "cut" else half.ljust(size, b"\0"))
+    opened = shards.open_data(copy, check=False)
+    with pytest.raises((verify.DamagedData, RunError), match=str(shard)):
+        opened.stream("prose").read(0, data.token_counts()["prose"])
+
+
 def flip(path, at, bit=16):
     raw = path.read_bytes()
     path.write_bytes(raw[:at] + bytes([raw[at] ^ bit]) + raw[at + 1 :])

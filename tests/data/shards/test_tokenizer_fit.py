@@ -12,7 +12,7 @@ from jaxlm import config
 from jaxlm.config import ConfigError, config_files
 from jaxlm.corpus.prepare import FORMAT
 from jaxlm.data.shards import tokenizer_fit, vocabulary
-from jaxlm.data.tokenizer import ours
+from jaxlm.data.tokenizer import ours, train
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def texts(make_document):
 
 @pytest.fixture(scope="module")
 def coder(texts):
-    return ours.train_tokenizer(texts, vocab_size=600, chat_tokens=True)
+    return train.train_tokenizer(texts, vocab_size=600, chat_tokens=True)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_single_letters_tell_of_broken_text(coder, texts):
 
 
 def test_a_reference_is_compared_on_the_same_texts(coder, texts):
-    small = ours.train_tokenizer(texts, vocab_size=320, chat_tokens=False)
+    small = train.train_tokenizer(texts, vocab_size=320, chat_tokens=False)
     (row,) = tokenizer_fit.fit(coder, {"a": texts}, reference=small)
     assert row["reference_bytes_per_token"] < row["bytes_per_token"]
     assert row["tokens_saved"] == pytest.approx(1 - row["reference_bytes_per_token"] / row["bytes_per_token"])

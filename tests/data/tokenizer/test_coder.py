@@ -14,7 +14,8 @@ from jaxlm.config import ConfigError
 from jaxlm.data.chats import chat
 from jaxlm.data.shards import build, shards
 from jaxlm.data.tokenizer import coder, ids
-from jaxlm.data.tokenizer.ours import GUARD, train_tokenizer
+from jaxlm.data.tokenizer.ours import GUARD
+from jaxlm.data.tokenizer.train import train_tokenizer
 from jaxlm.interop import export, hf_config, hf_folder
 
 tokenizers = pytest.importorskip("tokenizers")

@@ -12,15 +12,15 @@ import tiny_data
 
 from jaxlm import config
 from jaxlm.config import config_files
-from jaxlm.data.batches import encoded, replay
-from jaxlm.data.chats import chat, examples
+from jaxlm.data.batches import replay
+from jaxlm.data.chats import chat, examples, masks
 from jaxlm.data.shards import build
 from jaxlm.data.tokenizer import ids
 from jaxlm.data.tokenizer.ours import Tokenizer
 from jaxlm.data.tokenizer.stop_strings import Text
 from jaxlm.eval import core, humaneval, redteam, samples
 from jaxlm.eval import text as eval_text
-from jaxlm.serve import fields, guide, requests, talk
+from jaxlm.serve import guide, requests, talk
 
 
 class Twice(Tokenizer):
@@ -94,8 +94,8 @@ def from_a_text_of_ones_own(coder, data, tmp_path, monkeypatch):
 
 
 def from_the_harness(coder, data, tmp_path, monkeypatch):
-    lm_eval_tasks = pytest.importorskip("jaxlm.eval.lm_eval")
-    model = lm_eval_tasks.ScorerLM(types.SimpleNamespace(tokenizer=coder), "a task")
+    lm_harness = pytest.importorskip("jaxlm.eval.lm_harness")
+    model = lm_harness.ScorerLM(types.SimpleNamespace(tokenizer=coder), "a task")
     return [model.tok_encode(text) for text in TEXTS]
 
 
@@ -105,9 +105,9 @@ def from_conversations(coder, data, tmp_path, monkeypatch):
 
 
 def from_conversations_of_the_harness(coder, data, tmp_path, monkeypatch):
-    lm_eval_tasks = pytest.importorskip("jaxlm.eval.lm_eval")
+    lm_harness = pytest.importorskip("jaxlm.eval.lm_harness")
     monkeypatch.setattr(chat, "template", lambda _: "{% for m in messages %}{{ m.content }}{% endfor %}")
-    model = lm_eval_tasks.ScorerLM(types.SimpleNamespace(tokenizer=coder), "a task", chats=True)
+    model = lm_harness.ScorerLM(types.SimpleNamespace(tokenizer=coder), "a task", chats=True)
     texts = [model.apply_chat_template([{"role": "user", "content": text}]) for text in TEXTS]
     return [model.tok_encode(text) for text in texts]
 
@@ -117,7 +117,7 @@ def from_examples(coder, data, tmp_path, monkeypatch):
     monkeypatch.setattr(chat, "template", lambda _: "{{ messages[0].content }}\n\n" + answer)
     place = examples.Place("a", 1)
     talks = [({"role": "user", "content": text}, {"role": "assistant", "content": "x"}) for text in TEXTS]
-    found = encoded.masked(coder, [examples.Chat(talk, place) for talk in talks])
+    found = masks.masked(coder, [examples.Chat(talk, place) for talk in talks])
     return [one.ids[:-3].tolist() for one in found]
 
 
@@ -184,7 +184,7 @@ def _read(read, bodies):
     for body in bodies:
         try:
             rows.append(read(body).asks[0].ids)
-        except fields.Refused:
+        except body.Refused:
             rows.append(())
     return rows
 

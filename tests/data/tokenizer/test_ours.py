@@ -19,7 +19,7 @@ import pytest
 import sentencepiece as spm
 
 from jaxlm.config import CHAT_TOKENS, ConfigError, RunError
-from jaxlm.data.tokenizer import ours
+from jaxlm.data.tokenizer import ours, train
 from jaxlm.host import child
 
 HARD = [
@@ -57,13 +57,13 @@ def training_texts(make_document):
 
 @pytest.fixture(scope="module")
 def coder(training_texts):
-    return ours.train_tokenizer(training_texts, vocab_size=405, chat_tokens=True)
+    return train.train_tokenizer(training_texts, vocab_size=405, chat_tokens=True)
 
 
 def test_round_trip_and_byte_counts(coder):
     texts = HARD + random_texts(2000)
     lengths = coder.token_bytes()
-    controls = {ours.UNK_ID, ours.BOS_ID, ours.EOS_ID, *range(400, 405)}
+    controls = {0, 1, 2, *range(400, 405)}
     for text, ids in zip(texts, coder.encode_batch(texts), strict=True):
         assert coder.decode(ids) == text
         assert lengths[ids].sum() == len(text.encode())
@@ -112,13 +112,13 @@ def test_ids_in_front_of_a_cut(coder, training_texts):
 
 
 def test_model_bytes_are_deterministic_and_survive(coder, training_texts, tmp_path):
-    again = ours.train_tokenizer(iter(training_texts), vocab_size=405, chat_tokens=True)
+    again = train.train_tokenizer(iter(training_texts), vocab_size=405, chat_tokens=True)
     assert again.model_bytes == coder.model_bytes
     (tmp_path / "t.model").write_bytes(coder.model_bytes)
     for other in (ours.Tokenizer.load(tmp_path / "t.model"), pickle.loads(pickle.dumps(coder))):
         assert other.sha256 == coder.sha256
         assert other.encode("héllo\n") == coder.encode("héllo\n")
-    assert ours.train_tokenizer(training_texts[1:], vocab_size=405, chat_tokens=True).sha256 != coder.sha256
+    assert train.train_tokenizer(training_texts[1:], vocab_size=405, chat_tokens=True).sha256 != coder.sha256
 
 
 @pytest.mark.parametrize(
@@ -132,15 +132,17 @@ def test_model_bytes_are_deterministic_and_survive(coder, training_texts, tmp_pa
 )
 def test_clear_errors_in_training(texts, keys, message):
     with pytest.raises(ConfigError, match=message):
-        ours.train_tokenizer(texts, **({"vocab_size": 400, "chat_tokens": True} | keys))
+        train.train_tokenizer(texts, **({"vocab_size": 400, "chat_tokens": True} | keys))
 
 
 def test_the_largest_vocabulary_named_is_right(training_texts):
-    with pytest.raises(ours.VocabularyTooLarge, match=r"it supports is \d+: set --config.model.vocab_size=0,") as error:
-        ours.train_tokenizer(training_texts[:100], vocab_size=5000, chat_tokens=True)
+    with pytest.raises(
+        train.VocabularyTooLarge, match=r"it supports is \d+: set --config.model.vocab_size=0,"
+    ) as error:
+        train.train_tokenizer(training_texts[:100], vocab_size=5000, chat_tokens=True)
     largest = error.value.largest
     assert f" {largest}:" in str(error.value)
-    assert ours.train_tokenizer(training_texts[:100], vocab_size=largest, chat_tokens=True).vocab_size == largest
+    assert train.train_tokenizer(training_texts[:100], vocab_size=largest, chat_tokens=True).vocab_size == largest
 
 
 def test_clear_errors_in_loading(tmp_path):
@@ -163,7 +165,7 @@ def test_a_model_with_a_damaged_piece_is_one_line(unigram, tmp_path, old, new):
 
 @pytest.fixture(scope="module")
 def unigram(training_texts):
-    return ours.train_tokenizer(training_texts, vocab_size=405, chat_tokens=True, model_type="unigram")
+    return train.train_tokenizer(training_texts, vocab_size=405, chat_tokens=True, model_type="unigram")
 
 
 def test_unigram_keeps_every_text_too(unigram, coder):
@@ -189,7 +191,7 @@ def python_texts():
 
 @pytest.fixture(scope="module")
 def of_code(python_texts):
-    return ours.train_tokenizer(python_texts[0], vocab_size=2048, chat_tokens=False)
+    return train.train_tokenizer(python_texts[0], vocab_size=2048, chat_tokens=False)
 
 
 def test_code_takes_fewer_tokens_than_byte_level_bpe_of_the_same_text(python_texts, of_code, training_texts):
@@ -246,7 +248,7 @@ def test_no_piece_has_white_space_behind_a_letter_or_reaches_across_words(coder,
     for trained in (coder, unigram, of_code):
         pieces = [piece.replace("▁", " ") for piece in trained._pieces()]
         assert len(set(pieces)) == len(pieces)
-        assert not [piece for piece in pieces if re.search(rf"\w\s|\n\S|[{ours._INDENT}{ours._BREAK}]", piece)]
+        assert not [piece for piece in pieces if re.search(rf"\w\s|\n\S|[{train._INDENT}{train._BREAK}]", piece)]
         assert trained.words is not None
         cut = re.compile(trained.words).findall
         # Whatever stands around a piece: it lies in one word.
@@ -288,7 +290,7 @@ def test_pieces_that_join_letters_across_a_space_leave_no_words():
 def test_a_vocabulary_of_few_characters_keeps_its_size():
     """More characters than fit: the rarest are spelled in bytes."""
     text = "".join(chr(0x4E00 + i) for i in range(30)) * 40
-    small = ours.train_tokenizer([text], vocab_size=300, chat_tokens=False)
+    small = train.train_tokenizer([text], vocab_size=300, chat_tokens=False)
     assert small.vocab_size == 300
 
 
@@ -331,19 +333,19 @@ def test_models_made_elsewhere_are_not_cut_into_words(training_texts, changes, m
 def test_the_process_that_trains_gives_what_sentencepiece_gives_in_this_one(training_texts):
     model = io.BytesIO()
     settings = {"vocab_size": 400, "byte_fallback": True, "num_threads": 2, "minloglevel": 2, "pad_id": -1}
-    lines = list(ours._training_parts(training_texts))
+    lines = list(train._training_parts(training_texts))
     spm.SentencePieceTrainer.train(sentence_iterator=iter(lines), model_writer=model, **settings)
-    answer = ours._train_apart(iter(lines), settings)
+    answer = train._train_apart(iter(lines), settings)
     assert base64.b64decode(answer["model"]) == model.getvalue()
 
 
 def test_training_texts_are_cut_at_newlines_and_lose_what_the_trainer_refuses():
     texts = ["\n\n", "a\0▁\u2585\ufdd4b\n  c  d\n\n e", "x\n" * 3000, "y" * 9000, "\ud800"]
-    parts = list(ours._training_parts(texts))
-    indent = ours._INDENT
+    parts = list(train._training_parts(texts))
+    indent = train._INDENT
     assert parts[0] == f"ab\n{indent * 2}c  d\n\n{indent}e"
-    assert "".join(parts[1:-4]).replace(ours._BREAK, "") == "x\n" * 3000
-    assert all(part.startswith(f"\n{ours._BREAK}x") for part in parts[2:-4])
+    assert "".join(parts[1:-4]).replace(train._BREAK, "") == "x\n" * 3000
+    assert all(part.startswith(f"\n{train._BREAK}x") for part in parts[2:-4])
     assert [len(part) for part in parts[-4:]] == [4000, 4000, 1000, 1]
 
 
@@ -390,4 +392,4 @@ def test_a_trainer_that_is_killed_may_do_better_the_next_time(training_texts, mo
     sent = child.Child.send
     monkeypatch.setattr(child.Child, "send", send)
     with pytest.raises(RunError, match="killed by signal 9, perhaps for memory"):
-        ours.train_tokenizer(training_texts, vocab_size=400, chat_tokens=False)
+        train.train_tokenizer(training_texts, vocab_size=400, chat_tokens=False)

@@ -113,7 +113,7 @@ def believe_all(module) -> None:
 PATCHES = {
     "jaxlm.train.batches": [hold_batches],
     "jaxlm.train.hooks": [stop_evaluations],
-    "jaxlm.data.batches.rows": [],
+    "jaxlm.data.batches.document_rows": [],
 }
 
 
@@ -121,7 +121,7 @@ if os.environ.get("INSIDE"):
     if now("few"):
         PATCHES["jaxlm.data.batches.loader"] = [read_few_ahead]
     if now("spoil"):
-        PATCHES["jaxlm.data.batches.rows"].append(spoil_batches)
+        PATCHES["jaxlm.data.batches.document_rows"].append(spoil_batches)
     if now("unverified"):
         checkpoints = "jaxlm.run.checkpoints"
         for name in (

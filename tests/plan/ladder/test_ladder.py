@@ -10,7 +10,7 @@ import pytest
 
 from jaxlm import config
 from jaxlm.config import ConfigError, config_files
-from jaxlm.data.batches.rows import Rows
+from jaxlm.data.batches.document_rows import Rows
 from jaxlm.plan.ladder import ladder, rungs
 from jaxlm.plan.ladder import text as ladder_text
 from jaxlm.plan.ladder.ladder import Asked

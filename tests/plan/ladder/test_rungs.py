@@ -8,7 +8,7 @@ import pytest
 
 from jaxlm import config
 from jaxlm.config import ConfigError, checks, config_files
-from jaxlm.data.batches.rows import Rows
+from jaxlm.data.batches.document_rows import Rows
 from jaxlm.plan import rules
 from jaxlm.plan.ladder import rungs
 

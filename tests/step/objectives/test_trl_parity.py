@@ -14,7 +14,7 @@ from tiny_trl import MODEL, OURS, check, mean, ours, theirs, trainer, value_and_
 
 from jaxlm import config
 from jaxlm.config import config_files
-from jaxlm.data.batches import packing
+from jaxlm.data.batches import pack_examples
 from jaxlm.step.objectives import dpo, lm, reward
 
 pytestmark = [
@@ -115,12 +115,12 @@ def test_reward(tmp_path, pairs):
     check(mean(reward.make(OURS, settings()), variables, batch), want)
 
 
-def conversations(pairs) -> list[packing.Segment]:
+def conversations(pairs) -> list[pack_examples.Segment]:
     """The prompts with the chosen answers, of which all that follows every third word counts."""
     found = []
     for prompt, chosen, _ in pairs:
         ids = [*prompt, *chosen]
-        found.append(packing.Segment(ids, [float(at % 3 != 1) for at in range(1, len(ids))]))
+        found.append(pack_examples.Segment(ids, [float(at % 3 != 1) for at in range(1, len(ids))]))
     return found
 
 
@@ -135,9 +135,9 @@ def test_sft(tmp_path, pairs, packed):
         for s in texts
     ]
     want = value_and_grads(made, model, made.data_collator(examples))
-    batch, placed = packing.pack([[text] for text in texts], T, ROWS if packed else COUNT)
+    batch, placed = pack_examples.pack([[text] for text in texts], T, ROWS if packed else COUNT)
     if not packed:
-        alone = [packing.pack([[text]], T, 1)[0] for text in texts]
+        alone = [pack_examples.pack([[text]], T, 1)[0] for text in texts]
         batch = {name: np.concatenate([one[name] for one in alone]) for name in batch}
     assert len(placed) == COUNT
     check(mean(lm.make(OURS, settings()), variables, {name: jnp.asarray(x) for name, x in batch.items()}), want)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxlm.config import ConfigError
-from jaxlm.data.batches import loader, packing, rows
+from jaxlm.data.batches import document_rows, loader, pack_examples
 from jaxlm.data.batches.order import check_fingerprint
 from jaxlm.data.shards import mixture
 from jaxlm.data.shards.mixture import Final
@@ -18,7 +18,7 @@ MIXTURE = {"prose": 87, "math": 10, "code": 3}
 
 def plan(mixture=None, tokens=None, *, seed=0, seq_len=16, batch_size=8):
     tokens = tokens or {"prose": 16 * 100 + 1, "math": 16 * 30 + 5, "code": 16 * 7 + 16}
-    return rows.plan_rows(tokens, mixture or MIXTURE, seed=seed, seq_len=seq_len, batch_size=batch_size)
+    return document_rows.plan_rows(tokens, mixture or MIXTURE, seed=seed, seq_len=seq_len, batch_size=batch_size)
 
 
 def draws(p, steps):
@@ -28,15 +28,15 @@ def draws(p, steps):
 
 @pytest.mark.parametrize("n", [1, 2, 3, 17, 100, 257, 4096, 10_001])
 def test_permute_is_a_permutation_that_depends_on_its_key(n):
-    images = rows.permute(np.arange(n), n, "0/prose/0")
+    images = document_rows.permute(np.arange(n), n, "0/prose/0")
     assert np.array_equal(np.sort(images), np.arange(n))
     if n > 16:
-        assert not np.array_equal(images, rows.permute(np.arange(n), n, "0/prose/1"))
+        assert not np.array_equal(images, document_rows.permute(np.arange(n), n, "0/prose/1"))
 
 
 def test_permute_of_a_huge_range_and_its_spread():
     n = 10**12
-    images = rows.permute(np.arange(20_000), n, "key")
+    images = document_rows.permute(np.arange(20_000), n, "key")
     assert len(set(images.tolist())) == 20_000
     assert images.min() >= 0
     assert images.max() < n
@@ -99,7 +99,7 @@ def test_a_source_shorter_than_a_row_is_refused():
 def test_make_batch_opens_a_segment_at_each_eos():
     eos = 2
     rows_BxT1 = np.array([[5, 6, eos, 7, 8, 9, eos, eos, 4], [eos, 5, 6, 7, eos, 8, 9, 10, 11]], np.uint16)
-    batch = rows.make_batch(rows_BxT1, eos)
+    batch = document_rows.make_batch(rows_BxT1, eos)
     assert batch["tokens"].tolist() == rows_BxT1[:, :-1].tolist()
     assert batch["targets"].tolist() == rows_BxT1[:, 1:].tolist()
     assert batch["segment_ids"].tolist() == [[1, 1, 2, 2, 2, 2, 3, 4], [1, 1, 1, 1, 2, 2, 2, 2]]
@@ -115,7 +115,7 @@ def test_no_target_belongs_to_another_document_than_its_context():
     rng, eos = np.random.default_rng(0), 2
     stream = np.concatenate([[3 + i % 100] * rng.integers(1, 9) + [eos] for i in range(300)])
     rows_BxT1 = np.stack([stream[i * 32 : i * 32 + 33] for i in range(20)])
-    batch = rows.make_batch(rows_BxT1, eos)
+    batch = document_rows.make_batch(rows_BxT1, eos)
 
     def leaks(segment_ids):
         found = 0
@@ -131,12 +131,12 @@ def test_no_target_belongs_to_another_document_than_its_context():
 
 
 def text(*ids):
-    return packing.Segment(ids, [1.0] * (len(ids) - 1))
+    return pack_examples.Segment(ids, [1.0] * (len(ids) - 1))
 
 
 def test_pack_never_lets_a_group_leave_its_row():
     groups = [[text(9, 1, 2), text(9, 3)], [text(9, 4, 5, 6)], [text(9, 7, 8), text(9, 1)], [text(9, 2)]]
-    batch, placed = packing.pack(groups, seq_len=6, rows=2)
+    batch, placed = pack_examples.pack(groups, seq_len=6, rows=2)
     assert placed == [0, 0, 1, 1]
     np.testing.assert_array_equal(batch["tokens"], [[9, 1, 9, 9, 4, 5], [9, 7, 9, 9, 0, 0]])
     np.testing.assert_array_equal(batch["targets"], [[1, 2, 3, 4, 5, 6], [7, 8, 1, 2, 0, 0]])
@@ -151,11 +151,11 @@ def test_pack_never_lets_a_group_leave_its_row():
 
 def test_pack_stops_at_the_first_group_without_room_so_that_the_next_batch_begins_with_it():
     groups = [[text(9, 1, 2, 3)], [text(9, 1, 2, 3)], [text(9, 1)]]
-    _, placed = packing.pack(groups, seq_len=4, rows=1)
+    _, placed = pack_examples.pack(groups, seq_len=4, rows=1)
     assert placed == [0]  # the third would fit, but order is order
-    _, placed = packing.pack(groups[1:], seq_len=4, rows=1)
+    _, placed = pack_examples.pack(groups[1:], seq_len=4, rows=1)
     assert placed == [0, 0]
-    assert not packing.pack([], seq_len=4, rows=1)[0]["weights"].any()
+    assert not pack_examples.pack([], seq_len=4, rows=1)[0]["weights"].any()
 
 
 @pytest.mark.parametrize(
@@ -163,24 +163,24 @@ def test_pack_stops_at_the_first_group_without_room_so_that_the_next_batch_begin
     [
         ([text(9, 1, 2), text(9, 1, 2)], "a group of 4 tokens exceeds train.seq_len=3"),
         ([text(9)], "it needs two tokens or more"),
-        ([packing.Segment((9, 1), (1.0, 1.0))], "a text of 2 tokens with 2 weights can't be packed"),
+        ([pack_examples.Segment((9, 1), (1.0, 1.0))], "a text of 2 tokens with 2 weights can't be packed"),
     ],
 )
 def test_what_cannot_be_packed_is_one_line(group, message):
     with pytest.raises(ConfigError, match=message):
-        packing.pack([group], seq_len=3, rows=1)
+        pack_examples.pack([group], seq_len=3, rows=1)
 
 
 OPTIONS = {"seed": 7, "seq_len": 24, "batch_size": 8}
 FINAL = Final({"math": 60, "code": 40}, share=0.4, steps=20)  # from batch 13 on
 
 
-def with_final(data, **changes) -> rows.Rows:
-    return rows.Rows(data, MIXTURE, **OPTIONS, final=dataclasses.replace(FINAL, **changes))
+def with_final(data, **changes) -> document_rows.Rows:
+    return document_rows.Rows(data, MIXTURE, **OPTIONS, final=dataclasses.replace(FINAL, **changes))
 
 
 def test_the_fingerprint_knows_the_final_mixture_and_is_what_it_was_without_one(data):
-    plain, saved = rows.Rows(data, MIXTURE, **OPTIONS).fingerprint(), with_final(data).fingerprint()
+    plain, saved = document_rows.Rows(data, MIXTURE, **OPTIONS).fingerprint(), with_final(data).fingerprint()
     assert [*plain] == ["data", "mixture", "seed", "seq_len", "batch_size", "sha256"]
     assert {key: saved[key] for key in saved.keys() - plain.keys()} == {
         "final": "code 2/5, math 3/5", "final_share": "0.4", "final_batch": "12",
@@ -200,7 +200,7 @@ def test_the_fingerprint_knows_the_final_mixture_and_is_what_it_was_without_one(
     ],
 )  # fmt: skip
 def test_a_run_keeps_its_final_mixture_even_before_it_begins(data, was, now, message):
-    plain = rows.Rows(data, MIXTURE, **OPTIONS)
+    plain = document_rows.Rows(data, MIXTURE, **OPTIONS)
     saved, current = ((plain if x is None else with_final(data, **x)).fingerprint() for x in (was, now))
     with pytest.raises(ConfigError, match=message) as error:
         check_fingerprint(saved, current, 3)
@@ -221,7 +221,7 @@ def test_more_steps_move_the_final_mixture_until_it_has_begun(data):
 
 
 def test_a_branch_takes_a_final_mixture_from_its_first_step_on_or_keeps_the_one_that_has_begun(data):
-    plain, trunk = rows.Rows(data, MIXTURE, **OPTIONS).fingerprint(), with_final(data).fingerprint()
+    plain, trunk = document_rows.Rows(data, MIXTURE, **OPTIONS).fingerprint(), with_final(data).fingerprint()
     other = {"mixture": {"prose": 1}, "share": 0.0}
 
     def check(saved, step, windows=(), **changes):
@@ -247,10 +247,10 @@ def test_trace_names_the_documents_that_the_loader_yields(data, corpus):
         for number, line in enumerate(open(source.spec), start=1)
     }
     coder = data.tokenizer()
-    with loader.TrainLoader(rows.Rows(data, MIXTURE, **OPTIONS), start_step=3) as batches:
+    with loader.TrainLoader(document_rows.Rows(data, MIXTURE, **OPTIONS), start_step=3) as batches:
         for step in range(3, 23):
             batch = next(batches)
-            traced = rows.describe_batch(rows.Rows(data, MIXTURE, **OPTIONS), step)
+            traced = document_rows.describe_batch(document_rows.Rows(data, MIXTURE, **OPTIONS), step)
             assert [r.slot for r in traced] == list(range(8))
             for row in traced:
                 ids = np.append(batch["tokens"][row.slot], batch["targets"][row.slot, -1])
@@ -266,14 +266,14 @@ def test_both_mixtures_count_each_for_its_steps():
     """80 steps with 3/4 of `web`, then 20 with a quarter of it; `best` is read at the end alone."""
     data = types.SimpleNamespace(token_counts=lambda: {"web": 1000, "code": 6400, "best": 320, "unused": 5})
     final = mixture.Final({"web": 1.0, "best": 3.0}, share=0.2, steps=100)
-    order = rows.Rows(data, {"web": 3.0, "code": 1.0, "unused": 0.0}, 0, seq_len=32, batch_size=4, final=final)
-    assert rows.passes(order, 100) == pytest.approx({"web": 7.68 + 0.64, "code": 0.4, "best": 6.0})
-    assert rows.passes(order, 80) == pytest.approx({"web": 7.68, "code": 0.4, "best": 0.0})
-    assert rows.passes(order, 40) == pytest.approx({"web": 3.84, "code": 0.2, "best": 0.0})
-    assert rows.mixture_words(order, 100) == "web 0.75, code 0.25 to step 80, then best 0.75, web 0.25"
-    assert rows.mixture_words(order, 80).endswith("then best 0.75, web 0.25 (this run ends at step 80)")
+    order = document_rows.Rows(data, {"web": 3.0, "code": 1.0, "unused": 0.0}, 0, seq_len=32, batch_size=4, final=final)
+    assert document_rows.passes(order, 100) == pytest.approx({"web": 7.68 + 0.64, "code": 0.4, "best": 6.0})
+    assert document_rows.passes(order, 80) == pytest.approx({"web": 7.68, "code": 0.4, "best": 0.0})
+    assert document_rows.passes(order, 40) == pytest.approx({"web": 3.84, "code": 0.2, "best": 0.0})
+    assert document_rows.mixture_words(order, 100) == "web 0.75, code 0.25 to step 80, then best 0.75, web 0.25"
+    assert document_rows.mixture_words(order, 80).endswith("then best 0.75, web 0.25 (this run ends at step 80)")
     # Ten batches that were passed over: 70 steps are left of the first 80 batches, so that 30 draw from the final mixture.
     over = order.passing_over([(11, 20)])
-    assert rows.passes(over, 100)["best"] == pytest.approx(9.0)
-    assert "to step 70, then" in rows.mixture_words(over, 100)
-    assert rows.mixture_words(rows.Rows(data, {"web": 1.0}, 0, seq_len=32, batch_size=4), 100) == ""
+    assert document_rows.passes(over, 100)["best"] == pytest.approx(9.0)
+    assert "to step 70, then" in document_rows.mixture_words(over, 100)
+    assert document_rows.mixture_words(document_rows.Rows(data, {"web": 1.0}, 0, seq_len=32, batch_size=4), 100) == ""

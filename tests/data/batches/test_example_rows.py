@@ -12,8 +12,8 @@ import tiny_models as tiny
 
 from jaxlm import models
 from jaxlm.config import ConfigError
-from jaxlm.data.batches import encoded, loader, packed, packing, replay, rows
-from jaxlm.data.chats import chat
+from jaxlm.data.batches import document_rows, example_rows, loader, pack_examples, replay
+from jaxlm.data.chats import chat, masks
 from jaxlm.data.chats.examples import Place
 from jaxlm.data.tokenizer import coder
 from jaxlm.eval import held_out
@@ -58,9 +58,7 @@ def segments(batch, row: int) -> list[tuple[list[int], list[float]]]:
 
 
 def of_example(source, number: int) -> list[tuple[list[int], list[float]]]:
-    return [
-        (ids.tolist(), (kinds[1:] != encoded.GIVEN).astype(float).tolist()) for ids, kinds in source.segments(number)
-    ]
+    return [(ids.tolist(), (kinds[1:] != masks.GIVEN).astype(float).tolist()) for ids, kinds in source.segments(number)]
 
 
 def test_each_text_stands_whole_in_its_row(given):
@@ -97,7 +95,7 @@ def test_packed_is_one_by_one(files, tokenizer):
     alone = []
     for item in (item for row in planned for item in row):
         ((ids, weights),) = of_example(made.train, item.number)
-        alone.append(packing.pack([[packing.Segment(ids, weights)]], 192, 4)[0])
+        alone.append(pack_examples.pack([[pack_examples.Segment(ids, weights)]], 192, 4)[0])
     want = sum(map(nll, alone))
     np.testing.assert_allclose(nll(whole), want, rtol=1e-5)
     crossed = whole | {"segment_ids": np.ones_like(whole["segment_ids"])}  # the mutation: texts see those before them
@@ -156,7 +154,7 @@ def test_what_is_held_out_comes_once_and_is_trained_on_never(given):
     assert len(given.val) + len(given.train) == 60
     assert not {tuple(ids) for ids, _ in want} & {tuple(ids) for ids, _ in train}
     assert sum(batch["weights"].sum() for batch in batches) == given.val.counted().sum()
-    ends = sum((kinds == encoded.ENDS).sum() for n in range(len(given.val)) for _, kinds in given.val.segments(n))
+    ends = sum((kinds == masks.ENDS).sum() for n in range(len(given.val)) for _, kinds in given.val.segments(n))
     without = sum(batch["weights"].sum() for batch in given.held_out(3, ends=False))
     assert without == given.val.counted().sum() - ends
     assert ends > 0
@@ -171,7 +169,7 @@ def test_held_out_examples_of_another_file(files, tokenizer, tmp_path):
 
 def test_a_reference_judges_each_pair_once(files, tokenizer):
     made = tiny_chats.make(files[True], tokenizer, pairs=True, sizes=(0, 256, 4))
-    assert packing.pairs_in_row(256) == 4
+    assert pack_examples.pairs_in_row(256) == 4
     for val, source in ((False, made.train), (True, made.val)):
         numbers = [n for _, numbers_BxP in made.judged(val, 4) for n in numbers_BxP.ravel().tolist() if n >= 0]
         assert sorted(numbers) == list(range(len(source)))
@@ -242,7 +240,7 @@ def test_a_prompt_stands_before_each_text_and_is_no_target(files, tokenizer):
             n = len(want) + 2
             assert ids[first : first + n].tolist() == [384, 385, 386, *want[:-1].tolist()]
             weights = batch["weights"][row, first : first + n].tolist()
-            assert weights == [0, 0, 0, *(kinds[1:] != encoded.GIVEN).tolist()]
+            assert weights == [0, 0, 0, *(kinds[1:] != masks.GIVEN).tolist()]
             first += n
     assert made.data.sha256 != plain.data.sha256
 
@@ -292,11 +290,11 @@ COUNTED = LENGTHS // 2
 PLANNED = {"seed": 3, "seq_len": 32, "batch_size": 4}
 
 
-def plan(**changes) -> packed.Plan:
-    return packed.Plan(LENGTHS, COUNTED, **PLANNED | changes)
+def plan(**changes) -> example_rows.Plan:
+    return example_rows.Plan(LENGTHS, COUNTED, **PLANNED | changes)
 
 
-def items(planned) -> list[packed.Item]:
+def items(planned) -> list[example_rows.Item]:
     return list(itertools.chain.from_iterable(planned))
 
 
@@ -304,11 +302,11 @@ def test_rows_are_those_of_pack():
     """Example by example, on batches until all were in twice."""
     made, stream = plan(), []
     for epoch in range(3):
-        stream += rows.permute(np.arange(50), 50, f"3/examples/{epoch}").tolist()
+        stream += document_rows.permute(np.arange(50), 50, f"3/examples/{epoch}").tolist()
     at = 0
     for batch in range(20):
-        rest = [[packing.Segment([0] * (LENGTHS[i] + 1), [0.0] * LENGTHS[i])] for i in stream[at:]]
-        _, placed = packing.pack(rest, 32, 4)
+        rest = [[pack_examples.Segment([0] * (LENGTHS[i] + 1), [0.0] * LENGTHS[i])] for i in stream[at:]]
+        _, placed = pack_examples.pack(rest, 32, 4)
         want = [[stream[at + n] for n, row in enumerate(placed) if row == r] for r in range(4)]
         assert [[item.number for item in row] for row in made.rows(batch)] == want
         at += len(placed)
@@ -335,12 +333,12 @@ def data(tmp_path_factory):
 def test_pieces_are_rows_of_the_data(data):
     """Their texts are the segments of a pretraining row, and their targets its targets."""
     pieces = replay.Pieces(data, 48, seed=5)
-    plan = rows.plan_rows(data.token_counts(), data.mixture, seed=5, seq_len=48, batch_size=1)
+    plan = document_rows.plan_rows(data.token_counts(), data.mixture, seed=5, seq_len=48, batch_size=1)
     for number in range(40):
         source, _, row = plan.locate(number, np.zeros(1, np.int64))
         read = data.stream(plan.names[source[0]]).read(row[0] * 48, row[0] * 48 + 49)
-        want = rows.make_batch(read[None], data.separator_id)
-        found, placed = packing.pack([pieces.segments(number)], 48, 1)
+        want = document_rows.make_batch(read[None], data.separator_id)
+        found, placed = pack_examples.pack([pieces.segments(number)], 48, 1)
         assert placed == [0]
         for name in want:
             np.testing.assert_array_equal(found[name], want[name], err_msg=name)
@@ -370,7 +368,7 @@ def test_text_files(tmp_path):
         seen[split] = [tokenizer.decode(part) for part in np.split(ids, np.flatnonzero(ids == tokenizer.eos_id))[1:]]
     assert sorted(seen["train"] + seen["val"]) == sorted(texts)
     assert 20 < len(seen["val"]) < 60
-    held_out = list(rows.validation_rows(text, replay.NAME, seq_len=32, batch_size=4))
+    held_out = list(document_rows.validation_rows(text, replay.NAME, seq_len=32, batch_size=4))
     assert sum(batch.target_bytes for batch in held_out) == sum(len(one.encode()) for one in seen["val"])
 
 

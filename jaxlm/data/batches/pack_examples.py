@@ -1,4 +1,4 @@
-"""Packs texts into rows: each group into the first row with room. T tokens in a row (`seq_len`)."""
+"""Packs chats, pairs and answers into rows: each group into the first row with room. Documents: `document_rows`."""
 
 import typing
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxlm.config import ConfigError
 
-_TOKENS_A_PAIR = 64
+_TOKENS_A_PAIR = 64  # shapes are static: arrays by pair have a slot for each pair that a row may hold
 
 
 def pairs_in_row(seq_len: int) -> int:
@@ -39,6 +39,7 @@ def pack(groups: Sequence[Sequence[Segment]], seq_len: int, rows: int) -> tuple[
         start = seq_len - room[row] - length
         for segment in group:
             segments[row] += 1
+            # The last token is no input, for no target follows it. So a text takes one token less than it has.
             inside = slice(start, start + len(segment.ids) - 1)
             batch["tokens"][row, inside] = segment.ids[:-1]
             batch["targets"][row, inside] = segment.ids[1:]
@@ -47,6 +48,7 @@ def pack(groups: Sequence[Sequence[Segment]], seq_len: int, rows: int) -> tuple[
             batch["weights"][row, inside] = segment.weights
             start = inside.stop
         placed.append(row)
+    # What is left of a row is a segment of its own, since attention needs a key for each query; its weights are 0.
     for row, left in enumerate(room):
         batch["segment_ids"][row, seq_len - left :] = segments[row] + 1
         batch["positions"][row, seq_len - left :] = np.arange(left)

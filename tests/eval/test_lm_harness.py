@@ -66,7 +66,7 @@ def answers(lm, kind, arguments):
 
 @pytest.fixture(scope="module")
 def ours(scorer):
-    from jaxlm.eval.lm_eval import ScorerLM
+    from jaxlm.eval.lm_harness import ScorerLM
 
     return ScorerLM(scorer, "scoring")
 
@@ -112,11 +112,11 @@ def test_generated_texts_are_those_of_hf(ours, theirs):
 def test_tasks_score_as_with_hf(scorer, bench, theirs, tmp_path):
     import lm_eval
 
-    from jaxlm.eval import lm_eval as lm_eval_tasks
+    from jaxlm.eval import lm_harness
 
     names = ["arc_easy", "piqa", "gsm8k"]
     found = tiny_eval.asked(scorer, names, settings(bench / "hub", fewshot=2), 0)
-    loaded = lm_eval_tasks.load(names, str(bench / "hub"), 2, str(tmp_path))
+    loaded = lm_harness.load(names, str(bench / "hub"), 2, str(tmp_path))
     tasks = {name: loaded[name][name] for name in names}
     want = lm_eval.evaluate(theirs, {"tasks": tasks, "groups": {}, "group_map": {}})
     for result in found:
@@ -165,11 +165,11 @@ def more(tmp_path_factory):
 def test_tasks_with_columns_of_their_own_score_as_with_hf(task, gold, chance, scorer, more, theirs, tmp_path):
     import lm_eval
 
-    from jaxlm.eval import lm_eval as lm_eval_tasks
+    from jaxlm.eval import lm_harness
 
     shots = 0 if task in ("truthfulqa_mc2", "lambada_openai") else 2
     (found,) = tiny_eval.asked(scorer, [task], settings(more, fewshot=shots))
-    loaded = lm_eval_tasks.load([task], str(more), shots, str(tmp_path))[task]
+    loaded = lm_harness.load([task], str(more), shots, str(tmp_path))[task]
     want = lm_eval.evaluate(theirs, {"tasks": loaded, "groups": {}, "group_map": {}}, bootstrap_iters=0)
     scores = {k.removesuffix(",none"): v for k, v in want["results"][task].items() if k.endswith(",none")}
     scores = {name: pytest.approx(value, rel=1e-3) for name, value in scores.items() if isinstance(value, float)}
@@ -191,12 +191,12 @@ def test_conversations_score_as_with_hf(task, bench, more, tmp_path):
     """Worked examples are turns; mmlu's description is a system message."""
     import lm_eval
 
-    from jaxlm.eval import lm_eval as lm_eval_tasks
+    from jaxlm.eval import lm_harness
 
     scorer = tiny_eval.scorer(max_seq_len=512, chats=True)
     place = more if task.startswith("mmlu") else bench / "hub"
     (found,) = tiny_eval.asked(scorer, [task], settings(place, fewshot=2, chat_template=True))
-    loaded = lm_eval_tasks.load([task], str(place), 2, str(tmp_path / "cache"))[task]
+    loaded = lm_harness.load([task], str(place), 2, str(tmp_path / "cache"))[task]
     given = {"apply_chat_template": True, "fewshot_as_multiturn": True, "bootstrap_iters": 0}
     want = lm_eval.evaluate(of_hf(scorer, tmp_path), {"tasks": loaded, "groups": {}, "group_map": {}}, **given)
     samples = {sample["doc_id"]: sample for sample in want["samples"][task]}
@@ -233,7 +233,7 @@ from tiny_eval import settings
 from jaxlm.eval import harness, results
 here = os.getcwd()
 harness.Benchmarks(["arc_easy", "piqa"], settings({str(bench / "hub")!r}))
-import jaxlm.eval.lm_eval
+import jaxlm.eval.lm_harness
 assert os.getcwd() == here and not os.listdir(".")
 print("torch" in sys.modules, "transformers" in sys.modules)
 """

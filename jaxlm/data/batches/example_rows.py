@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from jaxlm.config import ConfigError, DataConfig, EvalConfig, ExamplesConfig
-from jaxlm.data.batches import encoded, packing, rows
+from jaxlm.data.batches import document_rows, encoded, pack_examples
 from jaxlm.data.batches import replay as replays
 from jaxlm.data.batches.encoded import Coded, Counts
 from jaxlm.data.batches.order import Order
-from jaxlm.data.chats import examples, records
+from jaxlm.data.chats import examples, masks, records
 from jaxlm.data.shards.mixture import Windows
 from jaxlm.data.shards.verify import Verifier
 from jaxlm.data.tokenizer import coder
@@ -99,7 +99,7 @@ class Plan:
         while True:
             item = self._next(examples, pieces, counted)
             length = self._replay.tokens if item.replay else self._lengths[item.number]
-            row = packing.first_fit(length, room, slots)
+            row = pack_examples.first_fit(length, room, slots)
             if row is None:  # this item begins the next batch: nothing overtakes it, so no example waits for ever
                 return rows, _At(examples, pieces, counted)
             rows[row].append(item)
@@ -119,7 +119,7 @@ class Plan:
 
     def _order(self, epoch: int) -> np.ndarray:
         n = len(self._lengths)
-        return rows.permute(np.arange(n, dtype=np.int64), n, f"{self._seed}/examples/{epoch}")
+        return document_rows.permute(np.arange(n, dtype=np.int64), n, f"{self._seed}/examples/{epoch}")
 
 
 def once(lengths: np.ndarray, *, seq_len: int, batch_size: int, most: int = 0) -> list[list[list[Item]]]:
@@ -128,11 +128,11 @@ def once(lengths: np.ndarray, *, seq_len: int, batch_size: int, most: int = 0) -
     room: list[int] = []
     slots: list[int] = []
     for number, length in enumerate(lengths.tolist()):
-        row = packing.first_fit(length, room, slots)
+        row = pack_examples.first_fit(length, room, slots)
         if row is None:
             batches.append([[] for _ in range(batch_size)])
             room, slots = [seq_len] * batch_size, [most or seq_len] * batch_size
-            row = packing.first_fit(length, room, slots)
+            row = pack_examples.first_fit(length, room, slots)
         batches[-1][row].append(Item(number))
     return batches
 
@@ -201,7 +201,7 @@ class Packed(Order):
 
     @property
     def _most(self) -> int:
-        return packing.pairs_in_row(self.sizes.seq_len) if self.pairs else 0
+        return pack_examples.pairs_in_row(self.sizes.seq_len) if self.pairs else 0
 
     def parts(self) -> dict[str, str]:
         text = f"{self.replay.text.sha256}, {self.replay_share} of the targets" if self.replay else "none"
@@ -233,7 +233,7 @@ class Packed(Order):
         """Yields all pairs once, for a reference model: (a batch, its pairs' numbers, int64[B, P], -1 for none)."""
         source = self.val if val else self.train
         for planned in self._once(source, batch_size):
-            numbers_BxP = np.full((batch_size, packing.pairs_in_row(self.sizes.seq_len)), -1, np.int64)
+            numbers_BxP = np.full((batch_size, pack_examples.pairs_in_row(self.sizes.seq_len)), -1, np.int64)
             for row, items in enumerate(planned):
                 numbers_BxP[row, : len(items)] = [item.number for item in items]
             yield self._stacked(planned, source), numbers_BxP
@@ -264,7 +264,7 @@ class Packed(Order):
     def _stacked(self, planned: Sequence[Sequence[Item]], source: Coded, ends: bool = True) -> Batch:
         """Returns the batch of rows of examples. Packs each row alone, so that it holds the examples that the plan says."""
         groups = ([self._group(item, source, ends) for item in items] for items in planned)
-        packed = [packing.pack(of_row, self.sizes.seq_len, 1)[0] for of_row in groups]
+        packed = [pack_examples.pack(of_row, self.sizes.seq_len, 1)[0] for of_row in groups]
         batch = {name: np.concatenate([row[name] for row in packed]) for name in packed[0]}
         if virtual := coder.virtual_ids(self.data.encoder):  # virtual tokens have no weight, and no row in the head
             batch["targets"][np.isin(batch["targets"], virtual)] = self.data.encoder.eos_id
@@ -272,7 +272,7 @@ class Packed(Order):
 
     def _of_pairs(self, planned: Sequence[Sequence[Item]], source: Coded) -> Batch:
         """Returns the `margin`, `pair` and, if the source has it, `reference` of a batch of pairs."""
-        shape = (len(planned), packing.pairs_in_row(self.sizes.seq_len))
+        shape = (len(planned), pack_examples.pairs_in_row(self.sizes.seq_len))
         arrays = {"margin": np.zeros(shape, np.float32), "pair": np.zeros(shape, np.float32)}
         if source.reference_Ex2 is not None:
             arrays["reference"] = np.zeros((shape[0], 2 * shape[1]), np.float32)
@@ -283,11 +283,11 @@ class Packed(Order):
                 arrays["reference"][row, : 2 * len(items)] = source.reference_Ex2[numbers].reshape(-1)
         return arrays
 
-    def _group(self, item: Item, source: Coded, ends: bool) -> list[packing.Segment]:
+    def _group(self, item: Item, source: Coded, ends: bool) -> list[pack_examples.Segment]:
         if item.replay:
             return self.replay.segments(item.number)
-        weigh = (encoded.SAID, encoded.ENDS) if ends else (encoded.SAID,)
-        return [packing.Segment(ids, np.isin(kinds[1:], weigh)) for ids, kinds in source.segments(item.number)]
+        weigh = (masks.SAID, masks.ENDS) if ends else (masks.SAID,)
+        return [pack_examples.Segment(ids, np.isin(kinds[1:], weigh)) for ids, kinds in source.segments(item.number)]
 
 
 def make(
