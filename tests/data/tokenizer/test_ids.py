@@ -21,6 +21,7 @@ from jaxlm.data.tokenizer.stop_strings import Text
 from jaxlm.eval import core, humaneval, redteam, samples
 from jaxlm.eval import text as eval_text
 from jaxlm.serve import guide, requests, talk
+from jaxlm.serve.body import Refused
 
 
 class Twice(Tokenizer):
@@ -184,7 +185,7 @@ def _read(read, bodies):
     for body in bodies:
         try:
             rows.append(read(body).asks[0].ids)
-        except body.Refused:
+        except Refused:
             rows.append(())
     return rows
 

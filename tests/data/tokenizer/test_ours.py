@@ -355,7 +355,7 @@ def children(pid: int) -> list[int]:
 
 TRAINS = """
 import random
-from jaxlm.data.tokenizer import ours as tokenizer
+from jaxlm.data.tokenizer import train as tokenizer
 letters = "abcdefghijklmnopqrstuvwxyz"
 rng = random.Random(0)
 words = ["".join(rng.choices(letters, k=rng.randint(3, 12))) for _ in range(150000)]
