@@ -24,6 +24,8 @@ from jaxlm.config import ConfigError, RunError, branch, config_files, shrink, th
 from jaxlm.config import key_help as config_help
 from jaxlm.host import console, files, interrupts
 
+_MADE = ("manifest.json", "prepared.json")  # in a data directory
+
 
 def main(argv: Sequence[str] | None = None, script: bool = False) -> int:
     """Runs `jaxlm ARGV` and returns the exit code (0 done, 1 failed, 2 bad input, 3 stopped, 4 preempted).
@@ -224,6 +226,8 @@ def _config(name: str, word: str | None, overrides: list[str]) -> config_dict.Co
         return config_files.load(word or "base", ["workdir=.", *overrides])
     if verb.models == "only" or (named and named.kind == "model" and verb.models):
         return importlib.import_module("jaxlm.interop.inherit").of_model(word or "", overrides)
+    if verb.takes_data and named and any((named.path / made).is_file() for made in _MADE):
+        return config_files.load("base", [f"data.dir={word}", *overrides])
     if named and named.kind in ("model", "documents"):
         raise ConfigError(_not_taken(name, word, named))
     if named and named.kind == "run":
@@ -277,7 +281,7 @@ def _not_taken(name: str, word: str, named: config_files.Found) -> str:
         way = f": jaxlm import {path} --out=RUN makes a run of it"
         way += f", jaxlm {name} base --config.origin={path} begins with it" if VERBS[name].makes else ""
         return f"{path} is a model in Hugging Face's format; {takes}{way}"
-    if any((named.path / made).is_file() for made in ("manifest.json", "prepared.json")):
+    if any((named.path / made).is_file() for made in _MADE):
         return f"{path} holds data that jaxlm made; {takes}, and --config.data.dir={path}"
     texts = (
         f" (texts: --config.data.path={path}, others: first jaxlm prepare {path})" if "data" in VERBS[name].keys else ""

@@ -29,6 +29,7 @@ class Verb:
       second: the name of a second plain argument in the help, "RUN_B"; stored in `args.other`.
       folder: the module of jaxlm.commands whose `config(args, overrides)` makes a config for a folder of documents; or "".
       models: "also" if the command takes a Hugging Face model's folder besides a run's, "only" if it takes no run; or "".
+      takes_data: True if a data directory may stand in place of a config: short for `base` with --config.data.dir.
       stands_in: an option, and the config used with that option if the command line names none.
     """
 
@@ -46,6 +47,7 @@ class Verb:
     second: str = ""
     folder: str = ""
     models: Literal["", "also", "only"] = ""
+    takes_data: bool = False
     stands_in: tuple[str, str] = ("", "")
 
 
@@ -109,11 +111,15 @@ VERBS = {
                 "what to compare with; none = nothing (default: trained on embedded prose)",
                 "embedded:prose",
             ),
+            "--without": _text("FILE", "DATA's shards without the documents of a list by jaxlm trace --remove", None),
+            "--out": _text("NEW", "with --without: the folder for the new data", None),
+            "--held-out": _flag("with --without: take held-out documents out too"),
             **_JSON,
         },
         keys=("data",),
         makes=True,
         resumes="goes on; unfinished shards are written again",
+        takes_data=True,
     ),
     "tune": Verb(
         "tune",
@@ -247,12 +253,21 @@ VERBS = {
         },
         reads_run=True,
         keys=("data", "prepare"),
+        takes_data=True,
     ),
     "trace": Verb(
         "trace",
-        "which documents were in the batch of a step",
-        {"--step": _option("the step, counted from 1", "N", type=int, required=True), **_JSON},
+        "which documents were in a step's batch, or hold a string",
+        {
+            "--step": _option("the documents of this step, counted from 1", "N", type=int),
+            "--string": _text("TEXT", "the documents that hold it, by source, and the steps that saw them", None),
+            "--string-file": _text("FILE", "the same for a file's bytes, newlines included", None),
+            "--regex": _text("PATTERN", "the same for a regular expression of Python's", None),
+            "--remove": _text("FILE", "write the documents found, for jaxlm tokenize --without=FILE", None),
+            **_JSON,
+        },
         reads_run=True,
+        takes_data=True,
     ),
     "report": Verb(
         "report",

@@ -10,7 +10,7 @@ from jaxlm.corpus import documents, prepare
 from jaxlm.corpus.sources.units import iterate_documents
 from jaxlm.data.batches import which_data
 from jaxlm.data.batches.open import make_data, open_mixture
-from jaxlm.data.shards import shards, tokenizer_fit, vocabulary
+from jaxlm.data.shards import removal, shards, tokenizer_fit, vocabulary
 from jaxlm.data.shards.mixture import weights_of
 from jaxlm.data.tokenizer import coder
 from jaxlm.host import console
@@ -25,6 +25,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
     """Tokenizes the texts into `data.dir`, unless that is done. Prints each source's size and how the tokenizer fits."""
     if not config.data.dir:
         raise ConfigError("no folder for the data: give --config.data.dir=DIR")
+    if args.without or args.out or args.held_out:
+        return _without(config, args)
     if args.sweep:
         with console.working("training a tokenizer of each size"):
             rows = _sweep(config, args.sweep)
@@ -54,6 +56,21 @@ def run(config: Config, args: argparse.Namespace) -> int:
         done = prepare.open_prepared(data.path)
         data_report.write(config, done, data_report.inspect(config, done))
     say(f"next: {which_data.training(args.config, args.overrides)}")
+    return 0
+
+
+def _without(config: Config, args: argparse.Namespace) -> int:
+    if not (args.without and args.out):
+        raise ConfigError("--without=FILE (made by jaxlm trace --remove=FILE) and --out=NEW need each other")
+    data, out = shards.open_data(config.data.dir), pathlib.Path(args.out)
+    total = sum(data.entry(source, split)["tokens"] for source in data.sources for split in shards.SPLITS)
+    with console.working(f"writing {out}", total, "tokens") as tell:
+        removal.without(data, pathlib.Path(args.without), out, args.held_out, tell, say)
+    made = shards.open_data(out)
+    for source in made.sources:
+        before, after = (each.entry(source, "train")["documents"] for each in (data, made))
+        say(f"{source}: {after:,} of {before:,} documents to train on stay")
+    say(f"next: jaxlm train CONFIG --config.data.dir={out}")
     return 0
 
 

@@ -1,28 +1,52 @@
-"""`jaxlm trace`: shows which documents were in the batch of a step."""
+"""`jaxlm trace`: which documents were in the batch of a step, or which documents hold a string and when they were seen."""
 
 import argparse
+import collections
+import dataclasses
 import pathlib
+import re
+import shlex
 
 from jaxlm.config import Config, ConfigError
 from jaxlm.data.batches import document_rows
+from jaxlm.data.batches.document_rows import Rows
 from jaxlm.data.batches.open import open_order
-from jaxlm.host.console import print_table, say
+from jaxlm.data.shards import removal, search, shards
+from jaxlm.data.shards.search import Match
+from jaxlm.host.console import print_table, say, working
 from jaxlm.run import ledger, metrics
+
+_SHOWN = 20  # documents a source in the terminal
+_STEPS = 5  # of a document
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
+    needles = [args.string, args.string_file, args.regex]
+    if sum(value is not None for value in (args.step, *needles)) != 1:
+        raise ConfigError("give one of --step=N, --string=TEXT, --string-file=FILE, --regex=PATTERN")
+    if args.remove and args.step is not None:
+        raise ConfigError("--remove writes the documents that hold a string: give --string=TEXT")
+    if config.workdir and config.program != "pretrain":
+        raise ConfigError(f"{config.workdir} was trained on examples, not on shards: trace the run that it came from")
+    folder = pathlib.Path(config.workdir) if config.workdir else None
+    done = max((record["step"] for record in metrics.records(folder / "metrics.jsonl")), default=0) if folder else 0
+    if args.step is not None:
+        return _step(config, args, folder, done)
+    return _string(config, args, folder, done)
+
+
+def _step(config: Config, args: argparse.Namespace, folder: pathlib.Path | None, done: int) -> int:
     """Prints the documents that step N (counted from 1) trained on."""
+    if not config.workdir:
+        raise ConfigError("--step needs a run or a config, which has the mixture: jaxlm trace RUN --step=N")
     if args.step < 1:
         raise ConfigError(f"--step={args.step}: steps are counted from 1")
     if args.step > config.train.steps:
         raise ConfigError(f"--step={args.step}: the run ends at step {config.train.steps} (train.steps)")
-    folder = pathlib.Path(config.workdir) if config.workdir else None
-    done = max((record["step"] for record in metrics.records(folder / "metrics.jsonl")), default=0) if folder else 0
     if 0 < done < args.step:
         say(f"step {args.step} is still to come, {folder} is at step {done}: this is what it will train on")
-    order = open_order(config, ledger.read(folder)["passed_over"] if folder else ())
     table = []
-    for row in document_rows.describe_batch(order, args.step - 1, snippet_chars=200 if args.json else 60):
+    for row in document_rows.describe_batch(_order(config, folder), args.step - 1, 200 if args.json else 60):
         for document in row.documents:
             table.append(
                 {
@@ -38,3 +62,87 @@ def run(config: Config, args: argparse.Namespace) -> int:
             )
     print_table(table, args.json)
     return 0
+
+
+def _order(config: Config, folder: pathlib.Path | None) -> Rows:
+    return open_order(config, ledger.read(folder)["passed_over"] if folder else ())
+
+
+def _string(config: Config, args: argparse.Namespace, folder: pathlib.Path | None, done: int) -> int:
+    """Prints the documents that hold a string, by source, with the steps at which the run saw them."""
+    pattern, why = _pattern(args)
+    data = shards.open_data(config.data.dir)
+    total = sum(data.entry(source, split)["tokens"] for source in data.sources for split in shards.SPLITS)
+    with working("searching", total, "tokens") as tell:
+        found = list(search.matches(data, pattern, tell))
+    order = _order(config, folder) if done else None
+    if args.json:
+        print_table([dataclasses.asdict(match) | {"steps": _steps(order, match, done)} for match in found], True)
+    else:
+        _show(data, order, found, done)
+    if args.remove and found:
+        removal.write(pathlib.Path(args.remove), found, why)
+        say(f"wrote {args.remove}: {len(found)} documents")
+    if found and not args.json:
+        file = shlex.quote(args.remove or "list.jsonl")
+        again = "" if args.remove else f"the same command with --remove={file}, then "
+        say(f"next: {again}jaxlm tokenize {shlex.quote(str(data.path))} --without={file} --out={data.path}-without")
+    return 0
+
+
+def _pattern(args: argparse.Namespace) -> tuple[re.Pattern[bytes], str]:
+    """Returns (what to search for, the words for it). Raises ConfigError if it is empty, unreadable or no pattern."""
+    try:
+        if args.regex is not None:
+            needle, why = args.regex.encode(), args.regex
+        else:
+            raw = args.string.encode() if args.string_file is None else pathlib.Path(args.string_file).read_bytes()
+            needle, why = re.escape(raw), raw.decode("utf-8", "replace")[:200]
+        if not needle:
+            raise ConfigError("the string is empty: --string=TEXT")
+        return re.compile(needle), why
+    except OSError as error:
+        raise ConfigError(f"--string-file={args.string_file} can't be read: {error.strerror}") from None
+    except re.error as error:
+        raise ConfigError(f"--regex={args.regex}: {error}, as Python's re writes patterns") from None
+
+
+def _steps(order: Rows | None, match: Match, done: int) -> list[int]:
+    if order is None or match.split != "train":
+        return []
+    return document_rows.steps_of(order, match.source, match.start, match.tokens, done)
+
+
+def _show(data: shards.DataDir, order: Rows | None, found: list[Match], done: int) -> None:
+    by_source: dict[str, list[Match]] = collections.defaultdict(list)
+    for match in found:
+        by_source[match.source].append(match)
+    times = sum(match.times for match in found)
+    sizes = {source: sum(data.entry(source, split)["bytes"] for split in shards.SPLITS) for source in data.sources}
+    rows = []
+    for source, matches in sorted(by_source.items(), key=lambda item: -len(item[1])):
+        count = sum(match.times for match in matches)
+        rows.append(
+            {
+                "source": source,
+                "documents": len(matches),
+                "held_out": sum(match.split == "val" for match in matches),
+                "times": count,
+                "share": f"{count / times:.1%}",
+                "of_text": f"{sizes[source] / sum(sizes.values()):.1%}",
+            }
+        )
+    print_table(rows, False)
+    for source, matches in by_source.items():
+        print(f"\n{source}")
+        print_table([_row(match, _steps(order, match, done)) for match in matches[:_SHOWN]], False)
+        if len(matches) > _SHOWN:
+            print(f"... and {len(matches) - _SHOWN:,} more of {source} (--json prints all)")
+    if not found:
+        say(f"no document of {data.path} holds it")
+
+
+def _row(match: Match, steps: list[int]) -> dict[str, str | int]:
+    seen = ", ".join(map(str, steps[:_STEPS])) + (f" and {len(steps) - _STEPS} more" if len(steps) > _STEPS else "")
+    where = match.split if match.split == "val" else seen or "-"
+    return {"document": match.doc_id, "times": match.times, "steps": where, "text": match.excerpt}

@@ -38,7 +38,7 @@ _FIRST_ITEMS = 16  # the shards of these are verified before all others
 _CHUNK = 65_536  # tokens read at a time, to count their bytes
 
 
-def permute(positions: np.ndarray, n: int, key: str) -> np.ndarray:
+def permute(positions: np.ndarray, n: int, key: str, inverse: bool = False) -> np.ndarray:
     """Maps each of `positions` (int64, in [0, n)) by a permutation of [0, n), which `key` chooses, in O(1) memory.
 
     A six-round Feistel network permutes the smallest even number of bits that holds n; results of n or above are permuted
@@ -53,8 +53,11 @@ def permute(positions: np.ndarray, n: int, key: str) -> np.ndarray:
     todo = np.arange(images.size)
     while todo.size:
         left, right = images[todo] >> half, images[todo] & mask
-        for round_key in round_keys:
-            left, right = right, left ^ (mix(right + round_key) & mask)
+        for round_key in reversed(round_keys) if inverse else round_keys:
+            if inverse:
+                left, right = right ^ (mix(left + round_key) & mask), left
+            else:
+                left, right = right, left ^ (mix(right + round_key) & mask)
         images[todo] = (left << half) | right
         todo = todo[images[todo] >= n]
     return images.astype(np.int64)
@@ -98,6 +101,23 @@ class RowPlan:
             chosen = (source == k) & (epoch == e)
             row[chosen] = permute(position[chosen], self.row_counts[k], f"{self.seed}/{self.names[k]}/{e}")
         return source, epoch, row
+
+    def find(self, name: str, rows: np.ndarray, batches: int) -> np.ndarray:
+        """Returns the numbers, from 0 and below `batches`, of the batches that have a source's rows: `locate`'s inverse."""
+        k, numbers = self.names.index(name), []
+        switch = min(self.final_begins, batches) if self.final_shares else batches
+        before = count_draws(self.shares, switch * self.batch_size)[k]
+        for shares, first, last, drawn in ((self.shares, 0, switch, 0), (self.final_shares, switch, batches, before)):
+            if first == last or not shares[k]:
+                continue
+            cycle, count = mixture_cycle(shares), self.row_counts[k]
+            places = np.flatnonzero(cycle == k)
+            end = drawn + count_draws(shares, (last - first) * self.batch_size)[k]
+            for epoch in range(drawn // count, -(-end // count)):
+                draw = epoch * count + permute(rows, count, f"{self.seed}/{name}/{epoch}", inverse=True)
+                turn, rank = np.divmod(draw[(draw >= drawn) & (draw < end)] - drawn, len(places))
+                numbers.append(first + (turn * cycle.size + places[rank]) // self.batch_size)
+        return np.unique(np.concatenate(numbers)) if numbers else np.empty(0, np.int64)
 
 
 def count_rows(tokens: int, seq_len: int) -> int:
@@ -329,6 +349,17 @@ class TracedRow:
     epoch: int  # from 0
     row: int  # its index i in the source: tokens i*T to (i+1)*T, both included
     documents: tuple[TracedDocument, ...]
+
+
+def steps_of(order: Rows, source: str, first: int, tokens: int, done: int) -> list[int]:
+    """Returns the steps, from 1 to `done`, whose batches hold one of a source's tokens [first, first + tokens)."""
+    if source not in order.plan.names:
+        return []
+    size, count = order.seq_len, order.plan.row_counts[order.plan.names.index(source)]
+    rows = np.arange(max(0, -(-first // size) - 1), min(count, (first + tokens - 1) // size + 1))
+    numbers = order.plan.find(source, rows, order.batch_number(done)) + 1
+    steps = (mixture_lib.step_of(number, order.passed_over) for number in numbers.tolist())
+    return [step for number, step in zip(numbers.tolist(), steps, strict=True) if order.batch_number(step) == number]
 
 
 def documents_of(order: Rows, step: int) -> list[str]:

@@ -1,0 +1,130 @@
+"""Finding strings in shards, taking the documents out, and the new data that is left."""
+
+import itertools
+import json
+import random
+import re
+
+import numpy as np
+import pytest
+import tiny_data
+
+from jaxlm.config import ConfigError
+from jaxlm.data.batches import document_rows
+from jaxlm.data.shards import removal, search, shards
+from jaxlm.data.shards.mixture import Final
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return tiny_data.make(tmp_path_factory.mktemp("data") / "d", {"a": 3.0, "b": 1.0})
+
+
+def texts(data) -> dict[tuple[str, str, str], bytes]:
+    """(source, split, doc_id) -> the document's text, decoded one by one."""
+    coder, out = data.tokenizer(), {}
+    for split in shards.SPLITS:
+        for source in data.sources:
+            stream = data.stream(source, split)
+            for each in data.documents(source, split, 0, stream.tokens):
+                ids = stream.read(each.start, each.start + each.tokens).tolist()
+                out[source, split, each.doc_id] = coder.decode([i for i in ids if i != data.separator_id]).encode()
+    return out
+
+
+def find(data, pattern: bytes) -> list[search.Match]:
+    return list(search.matches(data, re.compile(pattern), lambda done: None))
+
+
+@pytest.mark.parametrize("at_once", [1 << 22, 100])
+def test_it_finds_what_a_plain_scan_finds(data, monkeypatch, at_once):
+    monkeypatch.setattr(search, "_AT_ONCE", at_once)
+    everything, rng = texts(data), random.Random(0)
+    for _ in range(60):
+        text = rng.choice(list(everything.values()))
+        begin = rng.randrange(len(text) - 3)
+        needle = text[begin : begin + rng.randint(3, 40)]  # most begin and end inside a token
+        want = {key: text.count(needle) for key, text in everything.items() if needle in text}
+        found = {(m.source, m.split, m.doc_id): m.times for m in find(data, re.escape(needle))}
+        assert found == want
+
+
+def test_nothing_is_found_across_two_documents(data):
+    texts_of_a = [text for key, text in texts(data).items() if key[:2] == ("a", "train")]
+    joined = [(one[-12:] + two[:12]) for one, two in itertools.pairwise(texts_of_a)]
+    assert not any(find(data, re.escape(needle)) for needle in joined if not any(needle in text for text in texts_of_a))
+
+
+@pytest.mark.parametrize("passed_over", [(), ((2, 3), (7, 7))])
+@pytest.mark.parametrize("final", [None, Final({"a": 1.0, "b": 3.0}, 0.4, 50)])
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_steps_are_those_of_a_walk(data, passed_over, final, batch_size):
+    order = document_rows.Rows(data, data.mixture, 5, 16, batch_size, passed_over, final)
+    done = 50
+    seen: dict[tuple[str, str], set[int]] = {}
+    for step in range(1, done + 1):
+        for row in document_rows.describe_batch(order, step - 1, 0):
+            for document in row.documents:
+                seen.setdefault((row.source, document.doc_id), set()).add(step)
+    assert max(len(steps) for steps in seen.values()) > 2  # several rows, or epochs
+    for source in data.sources:
+        for each in data.documents(source, "train", 0, data.stream(source).tokens):
+            steps = document_rows.steps_of(order, source, each.start, each.tokens, done)
+            assert steps == sorted(seen.get((source, each.doc_id), ()))
+
+
+def test_the_inverse_of_a_permutation():
+    for n in (2, 3, 17, 1000):
+        positions = np.arange(n)
+        assert np.array_equal(
+            document_rows.permute(document_rows.permute(positions, n, "k"), n, "k", inverse=True), positions
+        )
+
+
+def test_without_a_list_all_others_stay_in_their_order(data, tmp_path):
+    found = find(data, rb"red green|sea sea")
+    assert {match.split for match in found} == {"train", "val"}
+    removal.write(tmp_path / "list.jsonl", found, "red green")
+    said = []
+    removal.without(data, tmp_path / "list.jsonl", tmp_path / "new", False, lambda done: None, said.append)
+    assert "held-out documents stay" in said[0]
+    new = shards.open_data(tmp_path / "new")
+    gone = {(match.source, match.split, match.doc_id) for match in found if match.split == "train"}
+    assert gone
+    assert texts(new) == {key: text for key, text in texts(data).items() if key not in gone}
+    assert list(texts(new)) == [key for key in texts(data) if key not in gone]
+    for name in ("tokenizer.model", "token_bytes.npy"):
+        assert (new.path / name).read_bytes() == (data.path / name).read_bytes()
+    assert new.manifest["recipe"] == data.manifest["recipe"]
+    assert new.held_out_texts() == data.held_out_texts()
+    assert new.manifest[removal.PARENT]["sha256"] == data.sha256
+    assert {match.split for match in find(new, rb"red green|sea sea")} == {"val"}
+    with pytest.raises(ConfigError, match="no version is overwritten"):
+        removal.without(data, tmp_path / "list.jsonl", tmp_path / "new", False, lambda done: None, said.append)
+    removal.without(data, tmp_path / "list.jsonl", tmp_path / "less", True, lambda done: None, said.append)
+    less = shards.open_data(tmp_path / "less")
+    assert not find(less, rb"red green|sea sea")
+    assert less.held_out_texts() != data.held_out_texts()
+
+
+def test_a_list_of_other_data_removes_nothing(data, tmp_path):
+    path = tmp_path / "list.jsonl"
+    removal.write(path, find(data, b"red green"), "red green")
+    with pytest.raises(ConfigError, match="exists: name another file"):
+        removal.write(path, [], "")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[0]["sha256"] = "0" * 64
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ConfigError, match=rf"1 of {len(rows)} documents of the list are not in .*nothing was removed"):
+        removal.without(data, path, tmp_path / "new", False, lambda done: None, lambda line: None)
+    assert not (tmp_path / "new").exists()
+    path.write_text(json.dumps({"source": "a"}) + "\n")
+    with pytest.raises(ConfigError, match=r"line 1: 'split' \(source, split"):
+        removal.read(path)
+
+
+def test_a_source_of_which_nothing_would_be_left_is_refused(data, tmp_path):
+    removal.write(tmp_path / "all.jsonl", [match for match in find(data, b".") if match.source == "b"], "all")
+    with pytest.raises(ConfigError, match="takes all training documents of b: give it the weight 0"):
+        removal.without(data, tmp_path / "all.jsonl", tmp_path / "new", False, lambda done: None, lambda line: None)
+    assert not (tmp_path / "new" / shards.MANIFEST).exists()
