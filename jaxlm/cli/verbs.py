@@ -263,6 +263,7 @@ VERBS = {
             "--string": _text("TEXT", "the documents that hold it, by source, and the steps that saw them", None),
             "--string-file": _text("FILE", "the same for a file's bytes, newlines included", None),
             "--regex": _text("PATTERN", "the same for a regular expression of Python's", None),
+            "--text": _text("FILE", "what a text, such as a model's answer, copies verbatim, and from where", None),
             "--remove": _text("FILE", "write the documents found, for jaxlm tokenize --without=FILE", None),
             **_JSON,
         },

@@ -10,7 +10,7 @@ from jaxlm.corpus import documents, prepare
 from jaxlm.corpus.sources.units import iterate_documents
 from jaxlm.data.batches import which_data
 from jaxlm.data.batches.open import make_data, open_mixture
-from jaxlm.data.shards import removal, shards, tokenizer_fit, vocabulary
+from jaxlm.data.shards import removal, search, shards, tokenizer_fit, vocabulary
 from jaxlm.data.shards.mixture import weights_of
 from jaxlm.data.tokenizer import coder
 from jaxlm.host import console
@@ -63,8 +63,7 @@ def _without(config: Config, args: argparse.Namespace) -> int:
     if not (args.without and args.out):
         raise ConfigError("--without=FILE (made by jaxlm trace --remove=FILE) and --out=NEW need each other")
     data, out = shards.open_data(config.data.dir), pathlib.Path(args.out)
-    total = sum(data.entry(source, split)["tokens"] for source in data.sources for split in shards.SPLITS)
-    with console.working(f"writing {out}", total, "tokens") as tell:
+    with console.working(f"writing {out}", search.tokens(data), "tokens") as tell:
         removal.without(data, pathlib.Path(args.without), out, args.held_out, tell, say)
     made = shards.open_data(out)
     for source in made.sources:

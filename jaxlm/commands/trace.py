@@ -21,10 +21,10 @@ _STEPS = 5  # of a document
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    needles = [args.string, args.string_file, args.regex]
-    if sum(value is not None for value in (args.step, *needles)) != 1:
-        raise ConfigError("give one of --step=N, --string=TEXT, --string-file=FILE, --regex=PATTERN")
-    if args.remove and args.step is not None:
+    asked = (args.step, args.text, args.string, args.string_file, args.regex)
+    if sum(value is not None for value in asked) != 1:
+        raise ConfigError("give one of --step=N, --string=TEXT, --string-file=FILE, --regex=PATTERN, --text=FILE")
+    if args.remove and asked[:2] != (None, None):
         raise ConfigError("--remove writes the documents that hold a string: give --string=TEXT")
     if config.workdir and config.program != "pretrain":
         raise ConfigError(f"{config.workdir} was trained on examples, not on shards: trace the run that it came from")
@@ -32,6 +32,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
     done = max((record["step"] for record in metrics.records(folder / "metrics.jsonl")), default=0) if folder else 0
     if args.step is not None:
         return _step(config, args, folder, done)
+    if args.text is not None:
+        return _text(config, args)
     return _string(config, args, folder, done)
 
 
@@ -72,8 +74,7 @@ def _string(config: Config, args: argparse.Namespace, folder: pathlib.Path | Non
     """Prints the documents that hold a string, by source, with the steps at which the run saw them."""
     pattern, why = _pattern(args)
     data = shards.open_data(config.data.dir)
-    total = sum(data.entry(source, split)["tokens"] for source in data.sources for split in shards.SPLITS)
-    with working("searching", total, "tokens") as tell:
+    with working("searching", search.tokens(data), "tokens") as tell:
         found = list(search.matches(data, pattern, tell))
     order = _order(config, folder) if done else None
     if args.json:
@@ -90,19 +91,35 @@ def _string(config: Config, args: argparse.Namespace, folder: pathlib.Path | Non
     return 0
 
 
+def _text(config: Config, args: argparse.Namespace) -> int:
+    """Prints what a text copies verbatim from documents."""
+    text, data = _read(args.text), shards.open_data(config.data.dir)
+    with working("searching", search.tokens(data), "tokens") as tell:
+        copies = search.copies(data, text, tell)
+    print_table([dataclasses.asdict(copy) for copy in (copies if args.json else copies[:_SHOWN])], args.json)
+    copied = len(set().union(*(range(copy.start, copy.start + copy.length) for copy in copies)))
+    say(f"{copied:,} of {len(text):,} bytes are copied, in {len(copies)} stretches of 64 bytes or more")
+    return 0
+
+
+def _read(path: str) -> bytes:
+    try:
+        return pathlib.Path(path).expanduser().read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}") from None
+
+
 def _pattern(args: argparse.Namespace) -> tuple[re.Pattern[bytes], str]:
     """Returns (what to search for, the words for it). Raises ConfigError if it is empty, unreadable or no pattern."""
     try:
         if args.regex is not None:
             needle, why = args.regex.encode(), args.regex
         else:
-            raw = args.string.encode() if args.string_file is None else pathlib.Path(args.string_file).read_bytes()
+            raw = args.string.encode() if args.string_file is None else _read(args.string_file)
             needle, why = re.escape(raw), raw.decode("utf-8", "replace")[:200]
         if not needle:
             raise ConfigError("the string is empty: --string=TEXT")
         return re.compile(needle), why
-    except OSError as error:
-        raise ConfigError(f"--string-file={args.string_file} can't be read: {error.strerror}") from None
     except re.error as error:
         raise ConfigError(f"--regex={args.regex}: {error}, as Python's re writes patterns") from None
 

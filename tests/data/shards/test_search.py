@@ -128,3 +128,27 @@ def test_a_source_of_which_nothing_would_be_left_is_refused(data, tmp_path):
     with pytest.raises(ConfigError, match="takes all training documents of b: give it the weight 0"):
         removal.without(data, tmp_path / "all.jsonl", tmp_path / "new", False, lambda done: None, lambda line: None)
     assert not (tmp_path / "new" / shards.MANIFEST).exists()
+
+
+@pytest.mark.parametrize("at_once", [1 << 22, 100])
+def test_what_a_text_copies_is_found_exactly(data, monkeypatch, at_once):
+    monkeypatch.setattr(search, "_AT_ONCE", at_once)
+    everything, rng = texts(data), random.Random(1)
+    for _ in range(20):
+        document = rng.choice([content for content in everything.values() if len(content) > 90])
+        begin = rng.randrange(len(document) - 64)
+        length = rng.choice([63, 64, 80, len(document) - begin])
+        stretch = document[begin : begin + length]
+        text = b"#" * rng.randint(0, 40) + stretch + b"#" * 90
+        found = search.copies(data, text, lambda done: None)
+        holders = {other for other, content in everything.items() if stretch in content}
+        if len(stretch) < 64:
+            assert not found
+            continue
+        assert (text[found[0].start :][: found[0].length], found[0].documents) == (stretch, len(holders))
+        assert (found[0].source, found[0].split, found[0].doc_id) in holders
+        assert len(found) == 1
+    joined = b"".join(list(everything.values())[:2])  # two documents are two copies
+    assert [copy.length for copy in search.copies(data, joined, lambda done: None)] == sorted(
+        (len(text) for text in list(everything.values())[:2] if len(text) >= 64), reverse=True
+    )
