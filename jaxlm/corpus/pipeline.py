@@ -168,12 +168,11 @@ def clean(folder: pathlib.Path, task: int) -> None:
     signer = Signer(folder, task, source.priority, together)
     writer = DocumentWriter(folder / "clean" / f"{task:06d}.parquet")
     for document in counted(read_unit(unit, source.spec, stats), folder, "clean", task):
-        tally.documents += 1
-        tally.bytes += size(document.text)
         if _apply(document, chain, books):
             writer.add(document)
             signer.add(document)
-    tally.documents += sum(stats.skipped.values())
+    tally.documents = stats.documents + stats.skipped.total()
+    tally.bytes = stats.bytes
     tally.failed.update(stats.skipped)
     tally.repaired.update(stats.repaired)
     tally.lost.update(stats.lost)
@@ -232,12 +231,8 @@ def finish(folder: pathlib.Path, task: int) -> None:
     """Removes the duplicates and the repeated lines that the joins found among a task's documents."""
     plan = Plan.load(folder)
     name = plan.source_of[task]
-    chain: list[Stage] = []
-    for stage in plan.sources[name].global_stages:
-        if stage == "lines":
-            chain.append(_Lines(plan.global_settings[stage], folder, task))
-        else:
-            chain.append(_Copies(stage, plan, folder, task))
+    kinds = {"exact": _Copies, "near": _Copies, "lines": _Lines}
+    chain = [kinds[stage](stage, plan, folder, task) for stage in plan.sources[name].global_stages]
     books = Books(folder, "finish", task, name)
     books.tally.stages = [StageTally(stage.name) for stage in chain]
     path = plan.document_file(folder, task)
@@ -274,10 +269,8 @@ class _Copies(Stage):
 class _Lines(Stage):
     """Removes from a task's documents the lines and paragraphs that many documents repeat."""
 
-    name = "lines"
-
-    def __init__(self, settings: dict[str, typing.Any], folder: pathlib.Path, task: int):
-        super().__init__(settings, folder)
+    def __init__(self, name: str, plan: Plan, folder: pathlib.Path, task: int):
+        self.name, self.settings = name, plan.global_settings[name]
         self._going = collections.defaultdict(set)
         for row, key in _of_task(folder / "repeats", task, "key"):
             self._going[row].add(key)
