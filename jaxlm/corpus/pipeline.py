@@ -23,7 +23,7 @@ from jaxlm.config import ConfigError
 from jaxlm.corpus.dedup import lines, signatures
 from jaxlm.corpus.dedup.near import ROW_BITS, Signer
 from jaxlm.corpus.documents import DocumentWriter, describe, read_documents
-from jaxlm.corpus.sources.base import SourceSpec, SourceStats, Unit
+from jaxlm.corpus.sources.base import SourceSpec, Unit
 from jaxlm.corpus.sources.units import read_unit
 from jaxlm.corpus.stage import Document, Edits, Remove, Stage
 from jaxlm.corpus.stages import registry
@@ -162,22 +162,14 @@ def clean(folder: pathlib.Path, task: int) -> None:
     source = plan.sources[name]
     chain = [registry.make(spec, folder / "stages") for spec in source.stages]
     books = Books(folder, "clean", task, name, next((stage for stage in chain if stage.name == "pii"), None))
-    tally, stats = books.tally, SourceStats()
-    tally.stages = [StageTally(stage.name) for stage in chain]
+    books.tally.stages = [StageTally(stage.name) for stage in chain]
     together = {stage: plan.global_settings[stage] for stage in source.global_stages}
     signer = Signer(folder, task, source.priority, together)
     writer = DocumentWriter(folder / "clean" / f"{task:06d}.parquet")
-    for document in counted(read_unit(unit, source.spec, stats), folder, "clean", task):
+    for document in counted(read_unit(unit, source.spec, books.tally), folder, "clean", task):
         if _apply(document, chain, books):
             writer.add(document)
             signer.add(document)
-    tally.documents = stats.documents + stats.skipped.total()
-    tally.bytes = stats.bytes
-    tally.failed.update(stats.skipped)
-    tally.repaired.update(stats.repaired)
-    tally.lost.update(stats.lost)
-    tally.no_field = stats.no_field
-    tally.failures = stats.examples + tally.failures
     signer.finish()
     writer.close()
     books.close()
