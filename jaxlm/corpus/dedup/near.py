@@ -171,14 +171,13 @@ def resolve(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path) -> None
         connection.execute(f"INSERT INTO pairs SELECT DISTINCT better, worse FROM read_parquet({files})")
     while connection.execute("SELECT count(*) FROM pairs").fetchone()[0]:
         connection.execute("""
-            CREATE TEMP TABLE kept AS SELECT DISTINCT p.better AS doc FROM pairs p ANTI JOIN pairs w ON p.better = w.worse;
-            CREATE TEMP TABLE going AS SELECT p.worse AS doc, min(p.better) AS keeper
+            CREATE OR REPLACE TEMP TABLE kept AS
+            SELECT DISTINCT p.better AS doc FROM pairs p ANTI JOIN pairs w ON p.better = w.worse;
+            CREATE OR REPLACE TEMP TABLE going AS SELECT p.worse AS doc, min(p.better) AS keeper
             FROM pairs p SEMI JOIN kept k ON p.better = k.doc GROUP BY p.worse;
             INSERT INTO gone SELECT * FROM going;
-            CREATE TEMP TABLE left_over AS SELECT p.better, p.worse FROM pairs p
+            CREATE OR REPLACE TEMP TABLE pairs AS SELECT p.better, p.worse FROM pairs p
             ANTI JOIN going b ON p.better = b.doc ANTI JOIN going w ON p.worse = w.doc;
-            DROP TABLE pairs; DROP TABLE kept; DROP TABLE going;
-            ALTER TABLE left_over RENAME TO pairs;
         """)
     connection.execute(f"""
         COPY (
@@ -186,4 +185,3 @@ def resolve(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path) -> None
             JOIN (SELECT doc, id FROM read_parquet({quoted(folder / "sign/*.parquet")})) s ON keeper = s.doc ORDER BY gone.doc
         ) TO {quoted(folder / "near/000.parquet")} (FORMAT parquet)
     """)
-    connection.execute("DROP TABLE pairs; DROP TABLE gone;")
