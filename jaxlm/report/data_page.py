@@ -8,6 +8,7 @@ examples       [{source, stage, reason, detail, id, excerpt}] of removed documen
 clusters       sizes {size: how many}, largest [{size, kept, members [id, ...]}]
 junk, mismatch, tokenizer_fit, manifest      as corpus.audit and data.shards write them
 run            the folder of the run that trains on the data; "" = none
+left_out       what the page lacks, and how to add it
 """
 
 import collections
@@ -47,6 +48,8 @@ def _lead(path: pathlib.Path, summary: dict) -> Markup:
     if run := summary.get("run"):
         link = markup.link(f"run {pathlib.Path(run).resolve().name}", pathlib.Path(run) / markup.NAME, path)
         parts.append(tag("p", "Made for the ", link, ", whose page is written when it ends."))
+    if summary.get("left_out"):
+        parts.append(tag("p", "Left out: ", summary["left_out"], ".", class_="dim"))
     return join([*parts, _tiles(summary["sources"])])
 
 
