@@ -34,9 +34,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
     hints = _say_taken(config, done)
     inspected = data_report.inspect(config, done)
     page = data_report.write(config, done, inspected)
-    losses = removals.losses(done.manifest, inspected, config.prepare.stages["junk"]["patterns"]) + _passes(
-        config, done, bool(args.preset)
-    )
+    losses = removals.losses(done.manifest, inspected, config.prepare.stages["junk"]["patterns"])
+    losses += [] if args.preset else _passes(config, done)  # a folder has no run of its own
     clusters = files.json_there(done.path / "clusters.json")
     drawn, pairs = clusters.get("drawn"), clusters.get("shared_windows")  # older versions wrote neither
     losses += removals.shared(pairs or [])
@@ -70,12 +69,10 @@ def _say_taken(config: Config, done: prepare.Prepared) -> bool:
     return any(took.keep for took in much)
 
 
-def _passes(config: Config, done: prepare.Prepared, by_size: bool) -> list[str]:
+def _passes(config: Config, done: prepare.Prepared) -> list[str]:
     """Returns lines on the sources that the config's own run would read too often, at about 4 bytes a token."""
-    if by_size:  # a folder has no run of its own
-        return []
     tokens = {name: source["kept"]["bytes"] / _TOKEN_BYTES for name, source in done.manifest["sources"].items()}
-    mixture = {name: weight for name, weight in _weights(config, done, by_size).items() if tokens[name]}
+    mixture = {name: source.weight for name, source in config.prepare.sources.items() if tokens[name]}
     trained = config.train.steps * config.train.batch_size * config.train.seq_len / (sum(mixture.values()) or 1)
     times = {name: trained * weight / tokens[name] for name, weight in mixture.items()}
     return [

@@ -23,7 +23,7 @@ from jaxlm.config import ConfigError
 from jaxlm.corpus.dedup import lines, signatures
 from jaxlm.corpus.dedup.near import ROW_BITS, Signer
 from jaxlm.corpus.documents import DocumentWriter, describe, read_documents
-from jaxlm.corpus.sources.base import SourceSpec, SourceStats, Unit
+from jaxlm.corpus.sources.base import SourceSpec, Unit
 from jaxlm.corpus.sources.units import read_unit
 from jaxlm.corpus.stage import Document, Edits, Remove, Stage
 from jaxlm.corpus.stages import registry
@@ -162,23 +162,14 @@ def clean(folder: pathlib.Path, task: int) -> None:
     source = plan.sources[name]
     chain = [registry.make(spec, folder / "stages") for spec in source.stages]
     books = Books(folder, "clean", task, name, next((stage for stage in chain if stage.name == "pii"), None))
-    tally, stats = books.tally, SourceStats()
-    tally.stages = [StageTally(stage.name) for stage in chain]
+    books.tally.stages = [StageTally(stage.name) for stage in chain]
     together = {stage: plan.global_settings[stage] for stage in source.global_stages}
     signer = Signer(folder, task, source.priority, together)
     writer = DocumentWriter(folder / "clean" / f"{task:06d}.parquet")
-    for document in counted(read_unit(unit, source.spec, stats), folder, "clean", task):
-        tally.documents += 1
-        tally.bytes += size(document.text)
+    for document in counted(read_unit(unit, source.spec, books.tally), folder, "clean", task):
         if _apply(document, chain, books):
             writer.add(document)
             signer.add(document)
-    tally.documents += sum(stats.skipped.values())
-    tally.failed.update(stats.skipped)
-    tally.repaired.update(stats.repaired)
-    tally.lost.update(stats.lost)
-    tally.no_field = stats.no_field
-    tally.failures = stats.examples + tally.failures
     signer.finish()
     writer.close()
     books.close()
@@ -232,12 +223,8 @@ def finish(folder: pathlib.Path, task: int) -> None:
     """Removes the duplicates and the repeated lines that the joins found among a task's documents."""
     plan = Plan.load(folder)
     name = plan.source_of[task]
-    chain: list[Stage] = []
-    for stage in plan.sources[name].global_stages:
-        if stage == "lines":
-            chain.append(_Lines(plan.global_settings[stage], folder, task))
-        else:
-            chain.append(_Copies(stage, plan, folder, task))
+    kinds = {"exact": _Copies, "near": _Copies, "lines": _Lines}
+    chain = [kinds[stage](stage, plan, folder, task) for stage in plan.sources[name].global_stages]
     books = Books(folder, "finish", task, name)
     books.tally.stages = [StageTally(stage.name) for stage in chain]
     path = plan.document_file(folder, task)
@@ -274,10 +261,8 @@ class _Copies(Stage):
 class _Lines(Stage):
     """Removes from a task's documents the lines that many documents repeat, and paragraphs that another one has."""
 
-    name = "lines"
-
-    def __init__(self, settings: dict[str, typing.Any], folder: pathlib.Path, task: int):
-        super().__init__(settings, folder)
+    def __init__(self, name: str, plan: Plan, folder: pathlib.Path, task: int):
+        self.name, self.settings = name, plan.global_settings[name]
         self._going = collections.defaultdict(set)
         for row, key in _of_task(folder / "repeats", task, "key"):
             self._going[row].add(key)

@@ -514,7 +514,7 @@ def _write_examples(root: pathlib.Path, folder: pathlib.Path) -> None:
 
 def _write_clusters(root: pathlib.Path, folder: pathlib.Path, plan: Plan) -> None:
     """Writes clusters.json: the sizes of groups of duplicates, and the largest groups with some of their members."""
-    with files.plain_path(folder) as plain, connect(plain, plan.memory_gb, plan.threads) as connection:
+    with _tables(folder, plan) as (connection, plain):
         connection.execute(f"""
             CREATE TEMP TABLE gone AS SELECT * FROM (
                 SELECT * FROM read_parquet({quoted(plain / "exact/*.parquet")})

@@ -9,6 +9,7 @@ import typing
 from collections.abc import Iterable, Iterator, Sequence
 
 from jaxlm.config import RunError
+from jaxlm.corpus.sources.base import SourceStats
 
 Counts = collections.Counter
 FAILURES = 20  # listed by id, for each source
@@ -48,25 +49,20 @@ class StageTally:
 
 
 @dataclasses.dataclass
-class Tally:
-    """The counts of one source. Bytes are those of texts in UTF-8."""
+class Tally(SourceStats):
+    """The counts of one source: those of its reader, and what became of the documents. Bytes are those of texts in UTF-8."""
 
-    documents: int = 0  # read, before the first stage
-    bytes: int = 0
-    failed: Counts = dataclasses.field(default_factory=Counts)  # could not be read, or made a stage fail
-    failures: list[str] = dataclasses.field(default_factory=list)  # ids and reasons of the first
-    repaired: Counts = dataclasses.field(default_factory=Counts)  # on reading
-    lost: Counts = dataclasses.field(default_factory=Counts)  # see `sources.base.SourceStats`
-    no_field: str = ""  # see `sources.base.SourceStats`
+    failed: Counts = dataclasses.field(default_factory=Counts)  # made a stage fail
+    failures: list[str] = dataclasses.field(default_factory=list)  # ids and reasons; of `add`, the reader's too
     stages: list[StageTally] = dataclasses.field(default_factory=list)
     kept: int = 0  # after the last stage
     kept_bytes: int = 0
 
     def add(self, other: "Tally") -> None:
         """Adds the counts of another task of the same source."""
-        _add(self, other, ("documents", "bytes", "failed", "repaired", "lost", "kept", "kept_bytes"))
+        _add(self, other, ("documents", "bytes", "skipped", "repaired", "lost", "failed", "kept", "kept_bytes"))
         self.no_field = self.no_field or other.no_field
-        self.failures = (self.failures + other.failures)[:FAILURES]
+        self.failures = (self.failures + other.examples + other.failures)[:FAILURES]
         stages = {stage.name: stage for stage in self.stages}
         for stage in other.stages:
             stages.setdefault(stage.name, StageTally(stage.name)).add(stage)
@@ -89,9 +85,9 @@ class Tally:
             stage |= {name: dict(sorted(stage[name].items())) for name in ("removed", "edits")}
         return {
             "read": {
-                "documents": self.documents,
+                "documents": self.documents + self.skipped.total(),
                 "bytes": self.bytes,
-                "failed": dict(sorted(self.failed.items())),
+                "failed": dict(sorted((self.skipped + self.failed).items())),
                 "failures": self.failures,
                 "repaired": dict(sorted(self.repaired.items())),
                 **({"lost": dict(self.lost.most_common(LOST))} if self.lost else {}),

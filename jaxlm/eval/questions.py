@@ -75,10 +75,8 @@ def evaluate(scorer: Scorer, path: str, settings: EvalConfig, items: int) -> lis
     ask: Callable = _written if "prompt" in rows[0] else _chosen
     asked = [rows[number] for number in numbers]
     ids = _ids(rows)
-    answered = [
-        Item(ids[number], metrics, detail)
-        for number, (metrics, detail) in zip(numbers, ask(scorer, asked, name), strict=True)
-    ]
+    answers = ask(scorer, asked, name)
+    answered = [Item(ids[number], *answer) for number, answer in zip(numbers, answers, strict=True)]
     chance = float(np.mean([1 / len(row["choices"]) for row in asked])) if "choices" in rows[0] else None
     return [TaskResult(name, *means(answered), chance, 0, answered)]
 
@@ -95,29 +93,22 @@ def _ids(rows: Sequence[dict]) -> list[str]:
 
 def _chosen(scorer: Scorer, rows: Sequence[dict], name: str) -> list[tuple[dict, dict]]:
     """Returns (metrics, detail) of each row, by the log p of its choices or its continuation."""
-    choices_of = [row.get("choices") or [row["continuation"]] for row in rows]
-    texts = [
-        [(before := row.get("query", row.get("context")), _after(before, choice)) for choice in choices]
-        for row, choices in zip(rows, choices_of, strict=True)
-    ]
-    scores = iter(scorer.score([_request(scorer, *pair) for pairs in texts for pair in pairs], name))
-    answered = []
-    for row, pairs in zip(rows, texts, strict=True):
-        own = [next(scores) for _ in pairs]
-        logp, sizes = [score.logp for score in own], [len(text.encode()) for _, text in pairs]
+    texts = []  # of each row: the question, what may follow it
+    for row in rows:
+        question, choices = row.get("query", row.get("context")), row.get("choices") or [row["continuation"]]
+        texts.append((question, [_after(question, choice) for choice in choices]))
+    requests = [_request(scorer, question, choice) for question, choices in texts for choice in choices]
+    scores, answered = iter(scorer.score(requests, name)), []
+    for row, (question, choices) in zip(rows, texts, strict=True):
+        own = [next(scores) for _ in choices]
+        logp, sizes = [score.logp for score in own], [len(choice.encode()) for choice in choices]
         gold = row.get("gold", 0)
         if "gold" in row:
             by_byte = np.divide(logp, np.maximum(sizes, 1))
             metrics = {"acc": float(np.argmax(logp) == gold), "acc_norm": float(np.argmax(by_byte) == gold)}
         else:
             metrics = {"acc": float(own[0].greedy)}
-        detail = {
-            "question": pairs[0][0],
-            "choices": [text for _, text in pairs],
-            "logp": logp,
-            "bytes": sizes,
-            "gold": gold,
-        }
+        detail = {"question": question, "choices": choices, "logp": logp, "bytes": sizes, "gold": gold}
         answered.append((metrics, detail))
     return answered
 

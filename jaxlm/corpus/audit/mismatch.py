@@ -205,10 +205,7 @@ def formats(passages: Sequence[str]) -> dict[str, dict[str, float]]:
 def _line_format(line: str) -> str | None:
     if len(line) > 300:  # the patterns' time grows with the square of the length
         line = f"{line[:200]} {line[-100:]}"
-    for kind in ("list", "table", "heading", "code"):
-        if _LINE_FORMATS[kind].match(line):
-            return kind
-    return None
+    return next((kind for kind, pattern in _LINE_FORMATS.items() if pattern.match(line)), None)
 
 
 TARGET = "target"  # its name among the sources

@@ -72,10 +72,7 @@ class Outliers:
         chars = text[:_CHARS]
         marks = len(_MARKS.sub("", chars)) / len(chars)
         document = _Document(doc_id, " ".join(text[: 2 * _EXCERPT].split())[:_EXCERPT], words, repeats, marks)
-        if place < len(self._documents):
-            self._documents[place] = document
-        else:
-            self._documents.append(document)
+        self._documents[place : place + 1] = [document]  # in place of another, or at the end
 
     def odd(self) -> list[Odd]:
         """Returns the odd documents by feature; each document counts for the feature in which it is farthest."""
@@ -106,9 +103,8 @@ class Outliers:
         glue = np.bincount(owner.astype(np.int64), np.isin(words, common), len(lengths)) / np.maximum(1, lengths)
         owner_of_kind = (once_each >> np.uint64(32)).astype(np.int64)
         alone = np.isin(once_each & np.uint64(0xFFFFFFFF), kinds[documents == 1])
-        own = np.bincount(owner_of_kind, alone, len(lengths)) / np.maximum(
-            1, np.bincount(owner_of_kind, None, len(lengths))
-        )
+        alone, words_of = (np.bincount(owner_of_kind, weights, len(lengths)) for weights in (alone, None))
+        own = alone / np.maximum(1, words_of)
         repeats, marks = (np.asarray([getattr(d, name) for d in self._documents]) for name in ("repeats", "marks"))
         return glue, repeats, own, marks
 

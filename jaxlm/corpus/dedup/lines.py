@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import duckdb
 
 from jaxlm.corpus.dedup import signatures
-from jaxlm.corpus.dedup.sql import best_ranked, quoted
+from jaxlm.corpus.dedup.sql import quoted
 
 
 def keys(text: str, source: str, site: str, settings: dict) -> Iterator[tuple[int, bool]]:
@@ -72,7 +72,7 @@ def find(
         CREATE TEMP TABLE sites AS SELECT site, count(*) AS documents FROM here GROUP BY site;
         CREATE TEMP TABLE often AS SELECT key FROM repeats JOIN sites USING (site) WHERE NOT paragraph GROUP BY key
         HAVING count(*) >= greatest({min_documents}, {min_share} * any_value(sites.documents));
-        CREATE TEMP TABLE first AS SELECT key, {best_ranked("doc")} AS keeper
+        CREATE TEMP TABLE first AS SELECT key, arg_min(doc, (rank::UHUGEINT << 64) | tie::UHUGEINT) AS keeper
         FROM repeats WHERE paragraph GROUP BY key HAVING count(*) > 1;
         COPY (
             SELECT r.doc, r.key FROM repeats r SEMI JOIN often o ON r.key = o.key WHERE NOT r.paragraph

@@ -5,7 +5,7 @@ maximal independent set of the graph). `doc` is a document's place: task << 32 |
 document alone, so the order of shards does not matter. The thresholds are keys: `config/prepare_stages.py`.
 """
 
-import collections
+import functools
 import os
 import pathlib
 import typing
@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 import duckdb
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from jaxlm.corpus.dedup import compared, signatures
 from jaxlm.corpus.dedup import lines as repeats
@@ -24,7 +23,6 @@ from jaxlm.corpus.stage import Document
 
 ROW_BITS = 32
 _GROUP_ROWS = 1 << 15  # small groups, so that a reader holds kilobytes for each
-_SORTED_ROWS = 1 << 16  # read at a time
 
 
 class Signer:
@@ -88,36 +86,16 @@ _FEW_WORDS = 20  # documents of fewer are similar only if they are equal
 def find_copies(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, part: int, parts: int) -> None:
     """Writes exact duplicates (apart from spacing and case) to `exact/PART.parquet`: (doc, keeper, keeper_id).
 
-    Looks at those of `parts` parts of the hashes. DuckDB sorts `sign/*.parquet` on disk: a GROUP BY would hold every
-    distinct hash in memory.
+    Looks at those of `parts` parts of the hashes. DuckDB sorts for a window on disk: a GROUP BY would hold every distinct
+    hash in memory.
     """
-    sign = f"read_parquet({quoted(folder / 'sign/*.parquet')})"
-    rows = connection.sql(
-        f"SELECT h0, h1, doc FROM {sign} WHERE exact AND h0 % {parts} = {part} ORDER BY h0, h1, rank, tie, doc"
-    )
-    schema = pa.schema([("doc", pa.uint64()), ("keeper", pa.uint64())])
-    last = np.zeros(3, np.uint64)  # hash and keeper of the previous batch's last group
-    began = False
     (folder / "exact").mkdir(exist_ok=True)
-    copies = folder / f"copies-{part:03d}.parquet"
-    with pq.ParquetWriter(copies, schema) as writer:
-        for batch in rows.to_arrow_reader(_SORTED_ROWS):
-            h0, h1, doc = (column.to_numpy(zero_copy_only=False) for column in batch.columns)
-            if not len(doc):
-                continue
-            before0, before1 = np.concatenate([last[:1], h0[:-1]]), np.concatenate([last[1:2], h1[:-1]])
-            same = (h0 == before0) & (h1 == before1)
-            same[0] &= began
-            group = np.maximum.accumulate(np.where(same, -1, np.arange(len(doc))))
-            keeper = np.where(group < 0, last[2], doc[group])
-            writer.write_table(pa.table({"doc": doc[same], "keeper": keeper[same]}, schema=schema))
-            last, began = np.array([h0[-1], h1[-1], keeper[-1]], np.uint64), True
     connection.execute(f"""
         COPY (
-            SELECT c.doc, c.keeper, s.id AS keeper_id FROM read_parquet({quoted(copies)}) c
-            JOIN {sign} s ON c.keeper = s.doc ORDER BY c.doc
+            SELECT doc, first_value(doc) OVER same AS keeper, first_value(id) OVER same AS keeper_id
+            FROM read_parquet({quoted(folder / "sign/*.parquet")}) WHERE exact AND h0 % {parts} = {part}
+            WINDOW same AS (PARTITION BY h0, h1 ORDER BY rank, tie, doc) QUALIFY doc != keeper ORDER BY doc
         ) TO {quoted(folder / f"exact/{part:03d}.parquet")} (FORMAT parquet)""")
-    copies.unlink()
 
 
 def find_pairs(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, band: int, threshold: float) -> None:
@@ -171,18 +149,14 @@ class Sketches:
     """Reads sketches by document, with a bounded number of open files. Does not map files, which would count as memory."""
 
     def __init__(self, folder: pathlib.Path):
-        self._folder = folder / "sketch"
-        self._open: collections.OrderedDict[int, typing.BinaryIO] = collections.OrderedDict()
+        def opened(task: int) -> typing.BinaryIO:
+            return (folder / "sketch" / f"{task:06d}.u32").open("rb", buffering=0)
+
+        self._opened = functools.lru_cache(_OPEN_FILES)(opened)  # a file that it forgets is closed
 
     def read(self, doc: int, start: int, length: int) -> np.ndarray:
         """Returns the sketch of a document, uint32[length]; see `signatures.sketch`."""
-        task = doc >> ROW_BITS
-        if task not in self._open:
-            if len(self._open) >= _OPEN_FILES:
-                self._open.popitem(last=False)[1].close()
-            self._open[task] = (self._folder / f"{task:06d}.u32").open("rb", buffering=0)
-        self._open.move_to_end(task)
-        return np.frombuffer(os.pread(self._open[task].fileno(), 4 * length, 4 * start), np.uint32)
+        return np.frombuffer(os.pread(self._opened(doc >> ROW_BITS).fileno(), 4 * length, 4 * start), np.uint32)
 
 
 def resolve(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path) -> None:
@@ -197,14 +171,13 @@ def resolve(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path) -> None
         connection.execute(f"INSERT INTO pairs SELECT DISTINCT better, worse FROM read_parquet({files})")
     while connection.execute("SELECT count(*) FROM pairs").fetchone()[0]:
         connection.execute("""
-            CREATE TEMP TABLE kept AS SELECT DISTINCT p.better AS doc FROM pairs p ANTI JOIN pairs w ON p.better = w.worse;
-            CREATE TEMP TABLE going AS SELECT p.worse AS doc, min(p.better) AS keeper
+            CREATE OR REPLACE TEMP TABLE kept AS
+            SELECT DISTINCT p.better AS doc FROM pairs p ANTI JOIN pairs w ON p.better = w.worse;
+            CREATE OR REPLACE TEMP TABLE going AS SELECT p.worse AS doc, min(p.better) AS keeper
             FROM pairs p SEMI JOIN kept k ON p.better = k.doc GROUP BY p.worse;
             INSERT INTO gone SELECT * FROM going;
-            CREATE TEMP TABLE left_over AS SELECT p.better, p.worse FROM pairs p
+            CREATE OR REPLACE TEMP TABLE pairs AS SELECT p.better, p.worse FROM pairs p
             ANTI JOIN going b ON p.better = b.doc ANTI JOIN going w ON p.worse = w.doc;
-            DROP TABLE pairs; DROP TABLE kept; DROP TABLE going;
-            ALTER TABLE left_over RENAME TO pairs;
         """)
     connection.execute(f"""
         COPY (
@@ -212,4 +185,3 @@ def resolve(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path) -> None
             JOIN (SELECT doc, id FROM read_parquet({quoted(folder / "sign/*.parquet")})) s ON keeper = s.doc ORDER BY gone.doc
         ) TO {quoted(folder / "near/000.parquet")} (FORMAT parquet)
     """)
-    connection.execute("DROP TABLE pairs; DROP TABLE gone;")

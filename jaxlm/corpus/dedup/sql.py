@@ -35,8 +35,3 @@ def connect(folder: pathlib.Path, memory_gb: float, threads: int) -> Iterator[du
 
 def quoted(path: pathlib.Path | str) -> str:
     return "'" + str(path).replace("'", "''") + "'"
-
-
-def best_ranked(column: str) -> str:
-    """Returns SQL for the `column` of a group's best-ranked document, in memory of a fixed size."""
-    return f"arg_min({column}, (rank::UHUGEINT << 64) | tie::UHUGEINT)"

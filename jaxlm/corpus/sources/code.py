@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import functools
-import posixpath
 import re
 from collections.abc import Iterator
 
@@ -151,7 +150,7 @@ def find(path: str, exclude: tuple[str, ...] = (), others: collections.Counter[s
             if files.excluded(name, exclude):
                 continue
             if not registry.language_of(name) and others is not None:
-                others[posixpath.splitext(name)[1].lower() or "no suffix"] += 1
+                others[files.suffix(name)] += 1
             elif registry.language_of(name) and not at.ignored(prefix + name):
                 url = files.url_of(fs, info["name"])
                 sources.append(files.Found(prefix + name, url, info["size"], at.licence_files))

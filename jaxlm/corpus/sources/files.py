@@ -53,6 +53,11 @@ def format_of(name: str, formats: tuple[str, ...]) -> str:
     return next((f for f in formats if plain.endswith(registry.FORMATS[f][1])), "")
 
 
+def suffix(name: str) -> str:
+    """Returns the suffix under which a file that is not read is counted."""
+    return posixpath.splitext(name)[1].lower() or "no suffix"
+
+
 def excluded(name: str, exclude: tuple[str, ...]) -> str:
     """Returns the first pattern that matches a part of the path `name`; "" if none does."""
     parts = name.strip("/").split("/")
@@ -67,7 +72,7 @@ def find(
     In a folder, takes files whose names mean one of `formats`, and counts the rest in `others`. If there is only one
     format, a single file and the files of a glob have it, whatever their names. `exclude` leaves out names below the path.
     """
-    suffixes = ", ".join(suffix for f in formats for suffix in registry.FORMATS[f][1])
+    suffixes = ", ".join(ending for f in formats for ending in registry.FORMATS[f][1])
     fs, root = filesystem(path)
     forced = len(formats) == 1
     if fs.isfile(root):
@@ -93,7 +98,7 @@ def find(
         if forced or format_of(name, formats):
             listed.append(Found(name.removeprefix(base).lstrip("/"), url_of(fs, name), info.get("size")))
         elif others is not None:
-            others[posixpath.splitext(name)[1].lower() or "no suffix"] += 1
+            others[suffix(name)] += 1
     if not listed:
         raise ConfigError(f"source '{path}' has no file ending in {suffixes}")
     return sorted(listed, key=lambda file: file.name)

@@ -31,18 +31,15 @@ _HEADER_BYTES = 1 << 16
 
 @dataclasses.dataclass(frozen=True)
 class _Wiki:
-    """Facts in the export's header: the URL up to a title ("" = unknown), the host, and the names of media namespaces."""
+    """Facts in the export's header: the URL up to a title ("" = unknown), and the names of media namespaces."""
 
     root: str
-    site: str
     dropped_namespaces: frozenset[str]
 
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
     """Yields each article as Markdown under its title. Ids: `NAME:PAGEID`, or `NAME@BYTE` if the page has no id."""
-    wiki = _header(part)
-    wiki = wiki if wiki.site else dataclasses.replace(wiki, site=spec.name)
-    pages = 0
+    wiki, pages = _header(part), 0
     for offset, raw in _pages(streams.Cursor(streams.chunks(part, part.start), part.start), part.stop):
         pages += 1
         doc_id = f"{part.name}@{offset}"
@@ -67,9 +64,7 @@ def _header(part: Part) -> _Wiki:
     match = _BASE.search(head)
     url = html.unescape(match[1].decode("utf-8", "replace")).strip() if match else ""
     names = {html.unescape(name.decode("utf-8", "replace")).lower() for name in _MEDIA_NAMESPACES.findall(head)}
-    return _Wiki(
-        url.rpartition("/")[0] + "/" if url else "", base.site_of(url), frozenset(names | {"file", "image", "category"})
-    )
+    return _Wiki(url.rpartition("/")[0] + "/" if url else "", frozenset(names | {"file", "image", "category"}))
 
 
 def _pages(cursor: streams.Cursor, stop: int) -> Iterator[tuple[int, bytes | streams.Damage]]:
@@ -116,7 +111,7 @@ def _parse(raw: bytes, doc_id: str, part: Part, wiki: _Wiki, stats: SourceStats)
         text = to_markdown(revision.findtext("text") or "", wiki.dropped_namespaces, stats.lost)
     except (RecursionError, ParserError):
         return streams.Damage("wikitext that can't be parsed")
-    metadata = {"format": "markdown", "path": part.name, "site": wiki.site, "title": title}
+    metadata = {"format": "markdown", "path": part.name, "title": title}
     if wiki.root:
         metadata["url"] = wiki.root + urllib.parse.quote(title.replace(" ", "_"), safe="/:,()'!*@;")
     if date := revision.findtext("timestamp"):

@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import dataclasses
-import posixpath
 from collections.abc import Mapping
 
 from jaxlm.config import ConfigError
@@ -27,7 +26,7 @@ def survey(path: str, exclude: tuple[str, ...]) -> Survey:
     fs, root = files.filesystem(path)
     if fs.isfile(root):
         name, size = files.format_of(root, formats) or ("code" if registry.language_of(root) else ""), fs.size(root)
-        return Survey({name: 1}, {name: size}, {}) if name else Survey({}, {}, {_suffix(root): 1})
+        return Survey({name: 1}, {name: size}, {}) if name else Survey({}, {}, {files.suffix(root): 1})
     by_format: dict[str, list[files.Found]] = collections.defaultdict(list)
     unread, no_code = collections.Counter(), collections.Counter()
     with contextlib.suppress(ConfigError):
@@ -42,10 +41,6 @@ def survey(path: str, exclude: tuple[str, ...]) -> Survey:
     sizes = {name: sum(file.size or 0 for file in listed) for name, listed in by_format.items() if listed}
     order = sorted(sizes, key=lambda name: -sizes[name])
     return Survey({name: len(by_format[name]) for name in order}, {name: sizes[name] for name in order}, dict(+unread))
-
-
-def _suffix(name: str) -> str:
-    return posixpath.splitext(name)[1].lower() or "no suffix"
 
 
 def _head(file: files.Found) -> bytes:

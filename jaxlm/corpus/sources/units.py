@@ -104,18 +104,17 @@ def find_parts(spec: SourceSpec, task_bytes: int, others: collections.Counter[st
     """Returns a source's parts in order; arguments and errors are those of `split_source`."""
     if scheme := registry.scheme(spec.path):
         return registry.reader(scheme).parts(spec, task_bytes)
-    if spec.format == "code":
-        from jaxlm.corpus.sources import code
-
-        return [
-            part for file in code.find(spec.path, spec.exclude, others) for part in files.cut(file, "code", task_bytes)
-        ]
     choices = {"auto": tuple(f for f in registry.FORMATS if f != "code"), "plain": registry.PLAIN}
     if spec.format not in choices and spec.format not in registry.FORMATS:
         known = ["auto", *registry.FORMATS]
         raise ConfigError(f"source '{spec.path}': no format '{spec.format}'; {nearest(spec.format, known)}")
     formats = choices.get(spec.format, (spec.format,))
-    listed = files.find(spec.path, *formats, others=others, exclude=spec.exclude)
+    if spec.format == "code":
+        from jaxlm.corpus.sources import code
+
+        listed = code.find(spec.path, spec.exclude, others)
+    else:
+        listed = files.find(spec.path, *formats, others=others, exclude=spec.exclude)
     return [
         part
         for file in listed

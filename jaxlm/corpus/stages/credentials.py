@@ -67,25 +67,15 @@ _FORMATS = (
         r"(?:[^-]|-(?!----))+(?:-----END \1PRIVATE KEY(?: BLOCK)?-----)?"),), 0),
     (("PuTTY-User-Key-File-",), (re.compile(r"PuTTY-User-Key-File-\d:[\s\S]{0,4000}?Private-MAC: ?[0-9a-f]+"),), 0),
 )  # fmt: skip
-_LITERALS = {  # a mark that prose lacks -> the hints with it; "" -> all others
-    mark: tuple(
-        (hint, i)
-        for i, (hints, *_) in enumerate(_FORMATS)
-        for hint in hints
-        if isinstance(hint, str) and mark == next((m for m in "_=/" if m in hint), "")
-    )
-    for mark in ("_", "=", "/", "")
-}
-_HINTS = tuple((hint, i) for i, (hints, *_) in enumerate(_FORMATS) for hint in hints if not isinstance(hint, str))
+_HINTS = tuple((hint, i) for i, (hints, *_) in enumerate(_FORMATS) for hint in hints)
+_LITERALS = tuple((hint, i) for hint, i in _HINTS if isinstance(hint, str))
+_SHAPES = tuple((hint, i) for hint, i in _HINTS if not isinstance(hint, str))
 _MIN_DISTINCT = 8  # characters; "ghp_xxxxxxxx..." in a manual is no secret
 
 
 def find_secrets(text: str) -> collections.abc.Iterator[tuple[int, int]]:
     """Yields (start, end) of each secret; spans of different formats may overlap."""
-    formats = {i for regex, i in _HINTS if regex.search(text)}
-    for mark, literals in _LITERALS.items():
-        if mark in text:
-            formats.update(i for literal, i in literals if literal in text)
+    formats = {i for literal, i in _LITERALS if literal in text} | {i for shape, i in _SHAPES if shape.search(text)}
     for i in sorted(formats):
         _, regexes, group = _FORMATS[i]
         for regex in regexes:
@@ -110,15 +100,8 @@ _STEMS = (
     "assw", "asscode", "assphrase", "ennwort", "ontrase", "clave",
     "ASSW", "pass:", "pass=", "pass =", "_pass", "PASS=", "_PASS", "pass\"", "pwd", "PWD",
     "mot de passe", "mdp", "senha", "wachtwoord", "adgangskode", "salasana", "heslo", "parola",
+    "as\u0142o", "\xf6senord", "jelsz\xf3", "\u0430\u0440\u043e\u043b\u044c", "\u5bc6\u7801", "\u30d1\u30b9\u30ef",
 )  # fmt: skip
-_FOREIGN_STEMS = (
-    "as\u0142o",
-    "\xf6senord",
-    "jelsz\xf3",
-    "\u0430\u0440\u043e\u043b\u044c",
-    "\u5bc6\u7801",
-    "\u30d1\u30b9\u30ef",
-)
 _AROUND = (14, 200)  # characters before and after a stem that are looked at
 _NAME = (
     r"(?:passwor[dt]|passwd|passcode|passphrase|(?<![a-z])pass(?![a-z])|kennwort|mot de passe|(?<![a-z])mdp|"
@@ -175,26 +158,30 @@ def _passwords(text: str) -> collections.abc.Iterator[tuple[int, int]]:
         for match in _URL.finditer(text):
             if match[2] != match[1] and not _stands_in(match[2]):
                 yield match.span(2)
-    at = text.find("@")
-    while at >= 0:
+    for at in _places(text, "@"):
         match = _AT.search(text, max(0, at - 82), at)
         if match and re.search(r"[!#$%^&*]", match[1]) and _classes(match[1]) >= 3 and not _stands_in(match[1]):
             yield match.span(1)
-        at = text.find("@", at + 1)
+
+
+def _places(text: str, words: str) -> collections.abc.Iterator[int]:
+    """Yields where words begin in a text: several times as fast as a regular expression."""
+    at = text.find(words)
+    while at >= 0:
+        yield at
+        at = text.find(words, at + 1)
 
 
 def _assignments(text: str) -> collections.abc.Iterator[re.Match]:
     """Yields the matches of `_ASSIGNED`, which is too slow for a whole text."""
     assigns = any(mark in text for mark in (":", "=", ">", '", "', "', '"))
     stems = _STEMS if assigns or not text.isascii() or " est " in text else _STEMS[:6]  # or a verb does
-    for stem in stems if text.isascii() else _STEMS + _FOREIGN_STEMS:
-        at = text.find(stem)
-        while at >= 0:
-            start, end = at - _AROUND[0], at + _AROUND[1]
-            match = _ASSIGNED.search(text, max(0, start), end)
-            if match:
+    for stem in stems:
+        value = 0  # where the value of the last match begins
+        for at in _places(text, stem):
+            if at >= value and (match := _ASSIGNED.search(text, max(0, at - _AROUND[0]), at + _AROUND[1])):
+                value = match.start("value")
                 yield match
-            at = text.find(stem, max(at + 1, match.start("value") if match else 0))
 
 
 def _value(match: re.Match) -> str:
@@ -253,24 +240,13 @@ _KEY = re.compile(
     r"(?P<quote>[\"'`]?)(?P<value>[\w+/=.~-]{16,200})",
     re.IGNORECASE,
 )
-_KEY_STEMS = {
-    "key": 0,
-    "KEY": 0,
-    "Key": 0,
-    "oken": 1,
-    "OKEN": 1,
-    "ecret": 1,
-    "ECRET": 1,
-    "earer": 1,
-}  # where a name begins
+_KEY_STEMS = dict.fromkeys(("key", "KEY", "Key"), 0) | dict.fromkeys(("oken", "OKEN", "ecret", "ECRET", "earer"), 1)
 
 
 def _keys(text: str) -> collections.abc.Iterator[tuple[int, int]]:
-    for stem, before in _KEY_STEMS.items():
-        at = text.find(stem)
-        while at >= 0:
+    for stem, before in _KEY_STEMS.items():  # before: characters of the name before the stem
+        for at in _places(text, stem):
             match = _KEY.match(text, at - before) if at >= before else None
-            at = text.find(stem, at + 1)
             if not match or (match["key"] and not _KEY_NAME.search(text, max(0, match.start() - 16), match.start())):
                 continue
             value = match["value"].rstrip(".=-")

@@ -6,6 +6,7 @@ al. 2020), RefinedWeb (Penedo et al. 2023) and Dolma (Soldaini et al. 2024).
 # ruff: noqa: RUF001 - words of menus in other scripts
 
 import html
+import itertools
 import re
 
 from jaxlm.corpus.stage import Document, Edits, Remove, Stage
@@ -301,28 +302,25 @@ def _cut(text: str, begin: re.Pattern, end: re.Pattern, name: str, edits: Edits)
 def _without_styles(text: str, edits: Edits) -> str:
     """Returns the text without runs of lines that are a style sheet or that call a tracker."""
     out: list[str] = []
-    run: list[str] = []
-
-    def end_run() -> None:
-        rules, declarations = sum(map(bool, map(_RULE.match, run))), sum(map(bool, map(_DECLARATION.search, run)))
-        if (rules and declarations) or declarations >= 3:
-            edits["style"] += len(run)
-        elif any(map(_TRACKER.search, run)):
-            edits["script"] += len(run)
+    for looks_like_code, lines in itertools.groupby(text.split("\n"), _looks_like_code):
+        run = list(lines)
+        if looks_like_code and (kind := _kind_of_code(run)):
+            edits[kind] += len(run)
         else:
-            out.extend(run)
-        run.clear()
-
-    for line in text.split("\n"):
-        if line and ("{" in line or ";" in line or "}" in line) and (_CODE_ENDS.search(line) or _RULE.match(line)):
-            run.append(line)
-            continue
-        if run:
-            end_run()
-        out.append(line)
-    if run:
-        end_run()
+            out += run
     return "\n".join(out)
+
+
+def _looks_like_code(line: str) -> bool:
+    return ("{" in line or ";" in line or "}" in line) and bool(_CODE_ENDS.search(line) or _RULE.match(line))
+
+
+def _kind_of_code(lines: list[str]) -> str:
+    """Returns "style" for lines of a style sheet, "script" for lines that call a tracker, "" for other code."""
+    rules, declarations = any(map(_RULE.match, lines)), sum(map(bool, map(_DECLARATION.search, lines)))
+    if (rules and declarations) or declarations >= 3:
+        return "style"
+    return "script" if any(map(_TRACKER.search, lines)) else ""
 
 
 def _without_tags(piece: str, ended: set[str], edits: Edits) -> str:

@@ -98,20 +98,8 @@ _LOG_LINE = (
     r"|[\d.:a-f]{7,} \S+ \S+ \[[^\]\n]+\] \"[A-Z]+ .*"  # a web server's
 )
 _LOG_NEEDLES = (
-    "E/",
-    "W/",
-    "D/",
-    " INFO",
-    " WARN",
-    " ERROR",
-    " DEBUG",
-    "FATAL",
-    "]:",
-    '] "',
-    " E ",
-    " W ",
-    " D ",
-    " I ",
+    *("E/", "W/", "D/", " INFO", " WARN", " ERROR", " DEBUG", "FATAL", "]:", '] "'),
+    *(" E ", " W ", " D ", " I "),
 )
 
 GROUPS = {
@@ -237,15 +225,8 @@ GROUPS = {
             r"\bAndroidRuntime\b|\bFATAL EXCEPTION\b|\bSegmentation fault\b",
         ),
         (
-            "Exception",
-            "Error",
-            "Traceback (",
-            "AndroidRuntime",
-            "FATAL EXC",
-            "Segmentation f",
-            "    at ",
-            "\tat ",
-            '", line ',
+            *("Exception", "Error", "Traceback (", "AndroidRuntime", "FATAL EXC", "Segmentation f"),
+            *("    at ", "\tat ", '", line '),
         ),
         0.4,
         "a program's errors",

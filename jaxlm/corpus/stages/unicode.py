@@ -140,7 +140,6 @@ def _unseen(text: str, code: bool, edits: Edits) -> str:
     text = _replace(_BIDI, "", text, "bidi", edits)
     if code or not _RIGHT_TO_LEFT.search(text):
         text = _replace(_MARKS, "", text, "bidi", edits)
-    text = _replace(_INVISIBLE, "", text, "invisible", edits)
-    text = _replace(_BREAKS, "", text, "invisible", edits)
-    text = _replace(_JOINERS, "", text, "invisible", edits)
-    return _replace(_TAGS, "", text, "invisible", edits)
+    for pattern in (_INVISIBLE, _BREAKS, _JOINERS, _TAGS):
+        text = _replace(pattern, "", text, "invisible", edits)
+    return text

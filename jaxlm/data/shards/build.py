@@ -19,6 +19,7 @@ import pathlib
 import pickle
 import shutil
 import time
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -52,6 +53,7 @@ _READ = ("2", "3", "4")
 Batch = list[tuple[str, np.ndarray, int, bytes | None]]
 Engine = Callable[[pathlib.Path, str, str, int], None]  # see `corpus.engine.run`: folder, phase, function, tasks
 Reader = Callable[["Source", SourceStats], Iterator[tuple[str, str]]]
+T = typing.TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,13 +226,10 @@ class _Documents:
         content = pickle.dumps((self.shuffle.on_disk, len(self.shuffle), self.limit, self.stats))
         files.write_atomically(place / _READ_MARK, content)
 
-    def read(self, buckets: Iterable[int]) -> Iterator[tuple[str, bytes, bool]]:
+    def read(self, buckets: Iterable[int] = range(BUCKETS)) -> Iterator[tuple[str, bytes, bool]]:
         """Yields (doc_id, text in UTF-8, True if held out) in shuffled order; may be called again."""
         for doc_id, raw, content in self.shuffle.read(buckets):
             yield doc_id, raw, content < self.limit
-
-    def __iter__(self) -> Iterator[tuple[str, bytes, bool]]:
-        return self.read(range(BUCKETS))
 
 
 def _read_source(
@@ -293,7 +292,7 @@ def _build(
         began, name = time.perf_counter(), source.name
         with console.working(f"writing {name}", len(documents[name].shuffle), "documents", end=False) as tell:
             paths = [_encoded_file(work, task) for task, (owner, _) in enumerate(tasks) if owner == name]
-            batches = _saved(paths) if paths else _encoded(documents[name], coder)
+            batches = _saved(paths) if paths else _encoded(documents[name].read(), coder)
             splits, texts[name] = _write_source(root, name, batches, coder, settings, tell)
         if not paths:
             documents[name].shuffle.close()
@@ -329,7 +328,7 @@ def _planned(
     documents: Mapping[str, _Documents],
     settings: BuildSettings,
     log: Say,
-) -> tuple[Coder, list[tuple[str, range]]]:
+) -> tuple[Coder, list[tuple[str, list[int]]]]:
     """Returns (the tokenizer, (source, buckets) of each task); if there are tasks, also saves this for them."""
     if (work / _PLAN).is_file():
         return pickle.loads((work / _PLAN).read_bytes())
@@ -340,21 +339,28 @@ def _planned(
         coder = _tokenizer(settings, sum(part.stats.bytes for part in documents.values()), sample, log)
     log(f"tokenizer: {coder.vocab_size:,} ids ({time.perf_counter() - began:.1f} s)")
     large = {name: part.shuffle.on_disk for name, part in documents.items() if part.stats.bytes > _TASK_BYTES}
-    tasks = [(name, buckets) for name, sizes in large.items() for buckets in _cut(sizes)]
+    tasks = [
+        (name, buckets)
+        for name, sizes in large.items()
+        for buckets in _grouped(range(BUCKETS), _TASK_BYTES, sizes.__getitem__)
+    ]
     if tasks:
         (work / "encoded").mkdir(exist_ok=True)
         files.write_atomically(work / _PLAN, pickle.dumps((coder, tasks)))
     return coder, tasks
 
 
-def _cut(sizes: Sequence[int]) -> Iterator[range]:
-    """Yields runs of buckets of at least `_TASK_BYTES`; the last may have less."""
-    first = held = 0
-    for i, size in enumerate(sizes):
-        held += size
-        if held >= _TASK_BYTES or i + 1 == len(sizes):
-            yield range(first, i + 1)
-            first, held = i + 1, 0
+def _grouped(items: Iterable[T], least: int, size: Callable[[T], int]) -> Iterator[list[T]]:
+    """Yields the items in groups, each closed once it has `least` of size; the last may have less."""
+    group, held = [], 0
+    for item in items:
+        group.append(item)
+        held += size(item)
+        if held >= least:
+            yield group
+            group, held = [], 0
+    if group:
+        yield group
 
 
 def _encoded_file(work: pathlib.Path, task: int) -> pathlib.Path:
@@ -372,7 +378,7 @@ def encode(work: pathlib.Path, task: int) -> None:
         return
     part = path.with_suffix(".part")
     with part.open("wb") as out:
-        for batch in _encoded(documents, coder, buckets):
+        for batch in _encoded(documents.read(buckets), coder):
             pickle.dump(batch, out)
     files.settle(part, path)
 
@@ -382,9 +388,9 @@ def _in_turn(work: pathlib.Path, phase: str, function: str, tasks: int) -> None:
         encode(work, task)
 
 
-def _encoded(documents: _Documents, coder: Coder, buckets: Iterable[int] = range(BUCKETS)) -> Iterator[Batch]:
+def _encoded(documents: Iterable[tuple[str, bytes, bool]], coder: Coder) -> Iterator[Batch]:
     dtype = shards.token_dtype(coder.vocab_size)
-    for batch in _batches(documents.read(buckets)):
+    for batch in _grouped(documents, _BATCH_BYTES, lambda document: len(document[1])):
         coded = ids_lib.training_documents(coder, [raw.decode() for _, raw, _ in batch])
         yield [
             (doc_id, ids.astype(dtype), len(raw), raw if held_out else None)
@@ -403,7 +409,7 @@ def _sample(documents: Mapping[str, _Documents], shares: Mapping[str, float], se
     """Yields texts to train the tokenizer on: each source's share of the sample, shuffled, without held-out documents."""
     for name, share in shares.items():
         left = int(share * settings.tokenizer_sample_bytes)
-        for _, raw, held_out in documents[name]:
+        for _, raw, held_out in documents[name].read():
             if left <= 0:
                 break
             if not held_out:
@@ -461,15 +467,3 @@ def _write_source(
                 manifests.add_text(held_out_text, held_out)
         tell(done := done + len(batch))
     return {split: writer.finish() for split, writer in writers.items()}, held_out_text.hexdigest()
-
-
-def _batches(documents: Iterable[tuple[str, bytes, bool]]) -> Iterator[list[tuple[str, bytes, bool]]]:
-    batch, size = [], 0
-    for document in documents:
-        batch.append(document)
-        size += len(document[1])
-        if size >= _BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch

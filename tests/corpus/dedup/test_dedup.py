@@ -94,9 +94,8 @@ def test_exact_copies_go_whatever_their_case_and_spacing(tmp_path):
     assert not gone["near"]
 
 
-def test_copies_are_seen_across_batches(tmp_path, monkeypatch):
+def test_copies_are_seen_across_batches(tmp_path):
     """With one group over several batches, and groups that end where a batch does."""
-    monkeypatch.setattr(near, "_SORTED_ROWS", 1024)
     gone, _ = deduplicate(tmp_path / "d", [[(f"{name}{i}", f"the text {name}") for i in range(1500)] for name in "abc"])
     keepers = set(gone["exact"].values())
     assert sorted(keeper[0] for keeper in keepers) == ["a", "b", "c"]
