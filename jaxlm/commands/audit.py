@@ -12,13 +12,12 @@ from jaxlm.corpus import documents
 from jaxlm.corpus.audit import audit
 from jaxlm.corpus.sources.base import SourceSpec, SourceStats
 from jaxlm.corpus.sources.units import read_unit, split_source
-from jaxlm.data.shards import shards
+from jaxlm.data.shards import search, shards
 from jaxlm.host.console import count, megabytes, print_table, say, working
 from jaxlm.report import findings
 
 Documents = Iterator[tuple[str, str]]
 _UNIT_BYTES = 8 << 20
-_WINDOW_TOKENS = 1 << 20
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -77,19 +76,16 @@ def _limited(read: Callable[[], Documents], max_bytes: int) -> Documents:
 
 
 def _decoded(data: shards.DataDir, source: str) -> Callable[[], Documents]:
-    """Returns a function that reads both splits of a source: it decodes the tokens, a million at a time."""
+    """Returns a function that decodes both splits of a source."""
 
     def read() -> Documents:
         tokenizer = data.tokenizer()
         for split in shards.SPLITS:
-            stream = data.stream(source, split)
-            for start in range(0, stream.tokens, _WINDOW_TOKENS):
-                whole = data.documents(source, split, start, min(stream.tokens, start + _WINDOW_TOKENS))
-                whole = [document for document in whole if document.start >= start]
-                tokens = stream.read(whole[0].start, whole[-1].start + whole[-1].tokens) if whole else ()
-                for document in whole:
-                    at = document.start - whole[0].start
-                    yield document.doc_id, tokenizer.decode(tokens[at : at + document.tokens - 1])
+            for group, ids_N in search.documents(data, source, split):
+                for each in group:
+                    at = each.start - group[0].start
+                    ids = ids_N[at : at + each.tokens]
+                    yield each.doc_id, tokenizer.decode(ids[ids != data.separator_id])
 
     return read
 

@@ -51,7 +51,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"the ladder's folder {folder} can't be made: {error.strerror or error}") from error
-    with files.lock(folder, "makes the ladder in", "workdir"):
+    with files.lock(folder, "makes the ladder in", "config.workdir"):
         mixture = dict(order.mixture)
         for run, rung in zip(plan["runs"], climbed, strict=True):
             note(run, rung, mixture)

@@ -2,6 +2,7 @@
 
 import argparse
 import pathlib
+import shlex
 import typing
 
 from jaxlm.commands import data_report
@@ -13,7 +14,7 @@ from jaxlm.data.batches.open import make_data, open_mixture
 from jaxlm.data.shards import removal, search, shards, tokenizer_fit, vocabulary
 from jaxlm.data.shards.mixture import weights_of
 from jaxlm.data.tokenizer import coder
-from jaxlm.host import console
+from jaxlm.host import console, files
 from jaxlm.host.console import print_table, say
 
 EMBEDDED = "embedded:prose"
@@ -62,14 +63,14 @@ def run(config: Config, args: argparse.Namespace) -> int:
 def _without(config: Config, args: argparse.Namespace) -> int:
     if not (args.without and args.out):
         raise ConfigError("--without=FILE (made by jaxlm trace --remove=FILE) and --out=NEW need each other")
-    data, out = shards.open_data(config.data.dir), pathlib.Path(args.out)
-    with console.working(f"writing {out}", search.tokens(data), "tokens") as tell:
-        removal.without(data, pathlib.Path(args.without), out, args.held_out, tell, say)
+    data, out = shards.open_data(config.data.dir), files.expanded(args.out)
+    with console.working(f"writing {out}", search.tokens_to_search(data), "tokens") as tell:
+        removal.without(data, files.expanded(args.without), out, args.held_out, tell, say)
     made = shards.open_data(out)
     for source in made.sources:
         before, after = (each.entry(source, "train")["documents"] for each in (data, made))
         say(f"{source}: {after:,} of {before:,} documents to train on stay")
-    say(f"next: jaxlm train CONFIG --config.data.dir={out}")
+    say(f"next: jaxlm train CONFIG {shlex.quote(f'--config.data.dir={out}')}")
     return 0
 
 

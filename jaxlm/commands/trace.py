@@ -3,6 +3,7 @@
 import argparse
 import collections
 import dataclasses
+import os
 import pathlib
 import re
 import shlex
@@ -13,11 +14,13 @@ from jaxlm.data.batches.document_rows import Rows
 from jaxlm.data.batches.open import open_order
 from jaxlm.data.shards import removal, search, shards
 from jaxlm.data.shards.search import Match
+from jaxlm.host import files
 from jaxlm.host.console import print_table, say, working
 from jaxlm.run import ledger, metrics
 
 _SHOWN = 20  # documents a source in the terminal
 _STEPS = 5  # of a document
+_MOST_BYTES = 16 << 20  # of a text: a byte takes 64
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -28,8 +31,10 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError("--remove writes the documents that hold a string: give --string=TEXT")
     if config.workdir and config.program != "pretrain":
         raise ConfigError(f"{config.workdir} was trained on examples, not on shards: trace the run that it came from")
-    folder = pathlib.Path(config.workdir) if config.workdir else None
-    done = max((record["step"] for record in metrics.records(folder / "metrics.jsonl")), default=0) if folder else 0
+    folder, done = pathlib.Path(config.workdir) if config.workdir else None, 0
+    if folder:
+        valid = metrics.valid(folder / "metrics.jsonl", "", ledger.read(folder)["rollbacks"])
+        done = max((record["step"] for record in valid), default=0)
     if args.step is not None:
         return _step(config, args, folder, done)
     if args.text is not None:
@@ -73,28 +78,40 @@ def _order(config: Config, folder: pathlib.Path | None) -> Rows:
 def _string(config: Config, args: argparse.Namespace, folder: pathlib.Path | None, done: int) -> int:
     """Prints the documents that hold a string, by source, with the steps at which the run saw them."""
     pattern, why = _pattern(args)
-    data = shards.open_data(config.data.dir)
-    with working("searching", search.tokens(data), "tokens") as tell:
-        found = list(search.matches(data, pattern, tell))
-    order = _order(config, folder) if done else None
+    path = files.expanded(args.remove) if args.remove else None
+    if path:
+        removal.check_new(path)
+    data, order = shards.open_data(config.data.dir), None
+    if folder and done:
+        trained = (ledger.read(folder)["starts"] or [{}])[-1].get("manifest_sha256", data.sha256)
+        order = _order(config, folder) if trained == data.sha256 else None
+        if not order:
+            say(f"{data.path} is not the data that {folder} was trained on: no steps")
+    with working("searching", search.tokens_to_search(data), "tokens") as tell:
+        matches = list(search.matches(data, pattern, tell))
     if args.json:
-        print_table([dataclasses.asdict(match) | {"steps": _steps(order, match, done)} for match in found], True)
+        print_table([dataclasses.asdict(match) | {"steps": _steps(order, match, done)} for match in matches], True)
     else:
-        _show(data, order, found, done)
-    if args.remove and found:
-        removal.write(pathlib.Path(args.remove), found, why)
-        say(f"wrote {args.remove}: {len(found)} documents")
-    if found and not args.json:
-        file = shlex.quote(args.remove or "list.jsonl")
-        again = "" if args.remove else f"the same command with --remove={file}, then "
-        say(f"next: {again}jaxlm tokenize {shlex.quote(str(data.path))} --without={file} --out={data.path}-without")
+        _show(data, order, matches, done)
+    if path and matches:
+        removal.write(path, matches, why)
+        say(f"wrote {path}: {len(matches)} documents")
+    if matches and not args.json:
+        file = path or pathlib.Path("list.jsonl")
+        again = "" if path else f"the same command with --remove={file}, then "
+        out = data.path.with_name(f"{data.path.name}-without")
+        say(f"next: {again}{shlex.join(['jaxlm', 'tokenize', str(data.path), f'--without={file}', f'--out={out}'])}")
     return 0
 
 
 def _text(config: Config, args: argparse.Namespace) -> int:
     """Prints what a text copies verbatim from documents."""
     text, data = _read(args.text), shards.open_data(config.data.dir)
-    with working("searching", search.tokens(data), "tokens") as tell:
+    if len(text) > _MOST_BYTES:
+        raise ConfigError(
+            f"{args.text} has {len(text):,} bytes, of which {_MOST_BYTES:,} can be traced at a time: split it"
+        )
+    with working("searching", search.tokens_to_search(data), "tokens") as tell:
         copies = search.copies(data, text, tell)
     print_table([dataclasses.asdict(copy) for copy in (copies if args.json else copies[:_SHOWN])], args.json)
     copied = len(set().union(*(range(copy.start, copy.start + copy.length) for copy in copies)))
@@ -104,23 +121,23 @@ def _text(config: Config, args: argparse.Namespace) -> int:
 
 def _read(path: str) -> bytes:
     try:
-        return pathlib.Path(path).expanduser().read_bytes()
+        return files.expanded(path).read_bytes()
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror}") from None
 
 
-def _pattern(args: argparse.Namespace) -> tuple[re.Pattern[bytes], str]:
+def _pattern(args: argparse.Namespace) -> tuple[re.Pattern, str]:
     """Returns (what to search for, the words for it). Raises ConfigError if it is empty, unreadable or no pattern."""
     try:
-        if args.regex is not None:
-            needle, why = args.regex.encode(), args.regex
+        if args.regex is None:
+            raw = os.fsencode(args.string) if args.string_file is None else _read(args.string_file)
+            pattern, why = re.compile(re.escape(raw)), raw.decode("utf-8", "replace")[:200]
         else:
-            raw = args.string.encode() if args.string_file is None else _read(args.string_file)
-            needle, why = re.escape(raw), raw.decode("utf-8", "replace")[:200]
-        if not needle:
-            raise ConfigError("the string is empty: --string=TEXT")
-        return re.compile(needle), why
-    except re.error as error:
+            pattern = re.compile(why := args.regex)
+        if pattern.search("" if args.regex is not None else b""):
+            raise ConfigError("this is found in every document, since it is, or matches, the empty string")
+        return pattern, why
+    except (re.error, OverflowError, RecursionError) as error:
         raise ConfigError(f"--regex={args.regex}: {error}, as Python's re writes patterns") from None
 
 

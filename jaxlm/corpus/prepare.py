@@ -75,7 +75,7 @@ def prepare(settings: PrepareConfig, data: DataConfig, engine: str, log: Say = p
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"config.data.dir={root} can't be made: {error.strerror}; name another folder") from None
-    with files.lock(root, "is writing", "data.dir"):
+    with files.lock(root, "is writing", "config.data.dir"):
         if done := _finished(root, settings, data, log):
             return done
         return _run(root, settings, engine, *make_plan(settings, data, engine, log), log)

@@ -13,6 +13,7 @@ from typing import TypeVar
 from jaxlm.corpus import page
 from jaxlm.corpus.sources import registry
 from jaxlm.corpus.sources.base import Part, SourceSpec, SourceStats, Unit
+from jaxlm.corpus.sources.base import site_of as site_of_url
 from jaxlm.corpus.stage import Document
 
 T = TypeVar("T")
@@ -77,9 +78,10 @@ def find(spec: SourceSpec, samples: Iterable[Sample]) -> BySite:
 
 def _pages_of_hosts(archives: Sequence[Part], spec: SourceSpec) -> Iterator[Document]:
     warc, ids_of = registry.reader("warc"), collections.defaultdict(list)
-    for doc_id, host in (record for part in archives for record in warc.hosts(part)):
-        ids_of[host].append(doc_id)
-    ids_of.pop("", None)
+    id_of = {url: doc_id for part in archives for doc_id, url in warc.urls(part)}  # of a page's captures the last
+    for url, doc_id in id_of.items():
+        if host := site_of_url(url):
+            ids_of[host].append(doc_id)
     chosen = {doc_id for _, ids in _by_hash(ids_of, str) for doc_id in ids}
     for part in archives if chosen else ():
         for document in warc.read(part, spec, SourceStats(), only=chosen):
@@ -121,6 +123,8 @@ class _Counter:
         self._with.update({block for element in _blocks(body) if all(block := (_place(element), _digest(element)))})
 
     def shared(self) -> Shared:
+        if self._pages < LEAST_PAGES:  # of a host whose other records are images, say
+            return {}
         places = collections.defaultdict(set)
         for (place, digest), pages in self._with.items():
             if pages >= max(3, _SHARE * self._pages):

@@ -103,7 +103,7 @@ def lock(folder: pathlib.Path, does: str, key: str, wait_s: float = 0.0) -> typi
     Args:
       folder: an existing folder; the lock is a file `.lock` in it.
       does: what the lock's holder does, for messages: "is writing", "trains in".
-      key: the config key that names the folder.
+      key: the key or flag that names the folder, for messages: "config.workdir".
       wait_s: how long to wait for the lock's holder, which may be about to end.
 
     Raises ConfigError if another process holds the lock.
@@ -121,7 +121,7 @@ def lock(folder: pathlib.Path, does: str, key: str, wait_s: float = 0.0) -> typi
         held = _try(file)
     if not held:
         file.close()
-        raise ConfigError(f"another process {does} {folder}: wait for it, or give another config.{key}")
+        raise ConfigError(f"another process {does} {folder}: wait for it, or give another {key}")
     return file
 
 

@@ -186,7 +186,7 @@ def _on_last_start(folder: pathlib.Path, facts: Callable[[dict], dict], pid: int
 
 def lock(folder: pathlib.Path) -> typing.IO[str]:
     """Locks the run's folder against other processes, until the returned file is closed; see `files.lock`."""
-    return files.lock(folder, "trains in", "workdir", wait_s=files.ENDING_S)
+    return files.lock(folder, "trains in", "config.workdir", wait_s=files.ENDING_S)
 
 
 def machine() -> dict[str, str]:

@@ -432,7 +432,10 @@ def test_a_document_that_others_repeat_for_the_most_part_goes(tmp_path):
 
 
 def test_two_at_once_are_refused(corpus, tmp_path):
-    with files.lock(tmp_path, "is writing", "data.dir"), pytest.raises(ConfigError, match="another process is writing"):
+    with (
+        files.lock(tmp_path, "is writing", "config.data.dir"),
+        pytest.raises(ConfigError, match="another process is writing"),
+    ):
         run(corpus, tmp_path)
 
 

@@ -78,7 +78,8 @@ def archived(pages) -> bytes:
     """WARC records of (URL, page)."""
     records = []
     for url, html in pages:
-        payload = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n" + html.encode()
+        kind = "image/png" if url.endswith(".png") else "text/html"
+        payload = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\n\r\n{html}".encode()
         lines = ["WARC/1.0", "WARC-Type: response", f"WARC-Target-URI: {url}", f"Content-Length: {len(payload)}"]
         head = "\r\n".join([*lines, "Content-Type: application/http; msgtype=response"]) + "\r\n\r\n"
         records.append(head.encode() + payload + b"\r\n\r\n")
@@ -99,3 +100,17 @@ def test_the_site_of_a_page_in_warc_files_is_its_host(tmp_path):
     assert len(texts) == 38
     assert sum("Acme is a firm" in text for text in texts) == 8
     assert all(text.count("Sentence") == 8 and "Synopsis" in text for text in texts)
+
+
+@pytest.mark.parametrize("others", ["captures", "images"])
+def test_captures_of_one_page_and_images_are_no_pages_of_a_site(tmp_path, others):
+    pages = [("https://shop.org/3", page(3))] * 30 if others == "captures" else []
+    pages += [(f"https://shop.org/{i}", page(i)) for i in range(4)]
+    pages += [(f"https://shop.org/{i}.png", "PNG, no page") for i in range(30)] if others == "images" else []
+    (tmp_path / "crawl").mkdir()
+    (tmp_path / "crawl/0.warc").write_bytes(archived(pages))
+    made = prepared(tmp_path / "crawl", tmp_path / "out")
+    assert "shared" not in made.manifest
+    texts = [text for _, text in documents.read_texts(documents.find(made.path)["web"])]
+    assert len(set(texts)) == 4
+    assert all("Acme is a firm" in text for text in texts)

@@ -25,16 +25,16 @@ def test_a_file_is_replaced_whole(tmp_path, monkeypatch):
 def test_a_lock_is_held_by_with_and_by_the_returned_file(tmp_path):
     def refused():
         with pytest.raises(ConfigError) as error:
-            files.lock(tmp_path, "trains in", "workdir")
+            files.lock(tmp_path, "trains in", "config.workdir")
         return str(error.value)
 
     message = f"another process trains in {tmp_path}: wait for it, or give another config.workdir"
-    with files.lock(tmp_path, "is writing", "data.dir"):
+    with files.lock(tmp_path, "is writing", "config.data.dir"):
         assert refused() == message
-    held = files.lock(tmp_path, "is writing", "data.dir")
+    held = files.lock(tmp_path, "is writing", "config.data.dir")
     assert refused() == message
     held.close()
-    files.lock(tmp_path, "is writing", "data.dir").close()
+    files.lock(tmp_path, "is writing", "config.data.dir").close()
 
 
 def test_a_private_file_is_never_readable_by_others(tmp_path):

@@ -43,11 +43,11 @@ def read(part: Part, spec: SourceSpec, stats: SourceStats, only: Container[str] 
             stats.skip(page.reason, doc_id)
 
 
-def hosts(part: Part) -> Iterator[tuple[str, str]]:
-    """Yields (id, host) of each record that may be a page. Reads the headers of WARC alone."""
+def urls(part: Part) -> Iterator[tuple[str, str]]:
+    """Yields (id, URL) of each record that may be a page. Parses no more than its WARC header."""
     for offset, raw in _records(streams.Cursor(streams.chunks(part))):
         if not isinstance(raw, streams.Damage) and (url := _URL.search(raw, 0, raw.find(_BLANK_LINE))):
-            yield f"{part.name}@{offset}", base.site_of(url[1].decode("utf-8", "replace"))
+            yield f"{part.name}@{offset}", url[1].decode("utf-8", "replace")
 
 
 def _page(raw: bytes, doc_id: str, stats: SourceStats) -> Document | streams.Damage:

@@ -119,7 +119,7 @@ def build_data(
         root.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise ConfigError(f"data.dir={root} can't be made: {e.strerror or e}") from None
-    with files.lock(root, "is writing", "data.dir"):
+    with files.lock(root, "is writing", "config.data.dir"):
         if data := finished():
             return data
         settings = dataclasses.replace(settings, seed=max(settings.seed, 0))

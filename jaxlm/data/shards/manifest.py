@@ -13,6 +13,7 @@ from jaxlm.host import files
 FORMAT = 1
 MANIFEST = "manifest.json"
 HELD_OUT = "held_out"  # the manifest's key: source -> sha256 of its held-out text (`add_text`)
+PARENT = "parent"  # the manifest's key: of which data this was made by `removal.without`
 SPLITS = ("train", "val")
 _Leaf, _TEXT, _whole = files.Leaf, files.TEXT, files.whole
 

@@ -1,47 +1,58 @@
 """Takes documents out of a data directory: writes lists of documents, and new shards without the documents of a list.
 
 A list has one JSON object a line: source, split, doc_id, the sha256 of the document's decoded text, why. The new directory
-has all other documents in their order, and the same tokenizer; its manifest names its parent and the list.
+has all other documents in their order, the same tokenizer, the list as without.jsonl, and its parent's hash in its manifest.
 """
 
+import collections
 import hashlib
 import json
 import pathlib
-import shutil
 from collections.abc import Iterable
 
 from jaxlm.config import ConfigError
 from jaxlm.data.shards import manifest as manifests
 from jaxlm.data.shards import search, shards
-from jaxlm.data.shards.search import Decoder, Match
+from jaxlm.data.shards.manifest import PARENT
+from jaxlm.data.shards.search import Match
 from jaxlm.data.shards.shards import DataDir
+from jaxlm.data.tokenizer.decoder import Decoder
 from jaxlm.host import files
 from jaxlm.host.console import Say, Tell, count
 
-PARENT = "parent"  # the manifest's key: which data this was made of, and without which list
+LIST = "without.jsonl"  # in the new directory, from the beginning on
 Key = tuple[str, str, str, str]  # source, split, doc_id, sha256
 _FIELDS = ("source", "split", "doc_id", "sha256")
 
 
-def write(path: pathlib.Path, found: Iterable[Match], why: str) -> None:
-    """Writes a list. Raises ConfigError if the file exists: a list is never overwritten."""
+def check_new(path: pathlib.Path) -> None:
+    """Raises ConfigError if a list can't be written to `path`: the file exists, or its folder does not."""
     if path.exists():
         raise ConfigError(f"{path} exists: name another file for the list")
-    rows = ({name: getattr(match, name) for name in _FIELDS} | {"why": why} for match in found)
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path.parent} is no folder: name a file in a folder that exists")
+
+
+def write(path: pathlib.Path, matches: Iterable[Match], why: str) -> None:
+    """Writes a list. Raises as `check_new`."""
+    check_new(path)
+    rows = ({name: getattr(match, name) for name in _FIELDS} | {"why": why} for match in matches)
     files.write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
-def read(path: pathlib.Path) -> list[Key]:
+def read(path: pathlib.Path) -> set[Key]:
     """Returns the documents of a list. Raises ConfigError if it can't be read, is empty, or a line lacks a field."""
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text().split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--without={path} can't be read: {error}") from None
-    keys = []
+    keys = set()
     for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
         try:
             row = files.json_of(line.encode())
-            keys.append(tuple(str(row[name]) for name in _FIELDS))
+            keys.add(tuple(str(row[name]) for name in _FIELDS))
         except (ValueError, KeyError) as error:
             raise ConfigError(
                 f"{path}, line {number}: {error} ({', '.join(_FIELDS)} are needed): make the list by jaxlm trace DATA "
@@ -55,66 +66,77 @@ def read(path: pathlib.Path) -> list[Key]:
 def without(data: DataDir, path: pathlib.Path, out: pathlib.Path, held_out: bool, tell: Tell, say: Say) -> None:
     """Makes the data directory `out`: `data` without the documents of the list `path`. Held-out ones stay, unless `held_out`.
 
-    Raises ConfigError if a document is not in the data (then nothing is written), no training document of a source would be
-    left, or `out` holds data.
+    Raises ConfigError if a document is not in the data, no document would go, none of a source would be left (nothing is
+    written in these cases), or `out` holds data.
     """
-    removed = set(read(path))
+    _check_out(out)
+    keys = read(path)
+    gone = _places(data, keys)
+    if stay := 0 if held_out else sum(len(gone.pop(place)) for place in [*gone] if place[1] == "val"):
+        say(
+            f"{count(stay)} held-out documents stay, so that old and new are measured on one text (--held-out: out too)"
+        )
+    if not gone:
+        raise ConfigError(f"all documents of {path} are held out: none would go; --held-out takes them out too")
+    for (source, split), places in gone.items():
+        if len(places) == data.entry(source, split)["documents"]:
+            kind = "training" if split == "train" else "held-out"
+            raise ConfigError(f"{path} takes all {kind} documents of {source}: take its lines out of the list")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out={out} can't be made: {error.strerror}") from None
+    with files.lock(out, "is writing", "--out"):
+        _check_out(out)
+        files.write_atomically(out / LIST, path.read_bytes())  # `make_data` builds nothing where this is
+        shards.clear_leftovers(out)
+        sources = {name: dict(entry) for name, entry in data.manifest["sources"].items()}
+        done = 0
+        for source, split in ((source, split) for source in sources for split in shards.SPLITS):
+            writer = _writer(data, out, source, split)
+            for group, ids_N in search.documents(data, source, split):
+                for each in (each for each in group if each.start not in gone.get((source, split), ())):
+                    at = each.start - group[0].start
+                    writer.add(each.doc_id, ids_N[at : at + each.tokens], each.n_bytes)
+                tell(done := done + len(ids_N))
+            sources[source][split] = writer.finish()
+        for entry in data.manifest["files"]:
+            files.write_atomically(out / entry["file"], data.content(entry["file"]))
+        manifest = {**data.manifest, "sources": sources}
+        if held_out:
+            manifest.pop(manifests.HELD_OUT, None)  # hashed anew when it is needed
+        parent = {"sha256": data.sha256, "without": sum(map(len, gone.values()))}
+        manifests.write(out, manifest | {PARENT: parent})
+
+
+def _check_out(out: pathlib.Path) -> None:
     if (out / shards.MANIFEST).exists():
         raise ConfigError(f"{out} holds data: name another folder by --out; no version is overwritten")
-    kept = set() if held_out else {key for key in removed if key[1] == "val"}
-    if kept:
-        say(
-            f"{count(len(kept))} held-out documents stay, so that old and new are measured on one text (--held-out: out too)"
-        )
-    places = _places(data, removed)
-    out.mkdir(parents=True, exist_ok=True)
-    with files.lock(out, "is writing", "--out"):
-        shards.clear_leftovers(out)
-        sources, done = {}, 0
-        for name, entry in data.manifest["sources"].items():
-            sources[name] = dict(entry)
-            for split in shards.SPLITS:
-                gone = {place for key, place in places.items() if key[:2] == (name, split) and key not in kept}
-                writer = _writer(data, out, name, split)
-                for group, ids_N in search.documents(data, name, split):
-                    for each in (each for each in group if each.start not in gone):
-                        at = each.start - group[0].start
-                        writer.add(each.doc_id, ids_N[at : at + each.tokens], each.n_bytes)
-                    tell(done := done + len(ids_N))
-                sources[name][split] = writer.finish()
-            if not sources[name]["train"]["documents"]:
-                raise ConfigError(f"the list takes all training documents of {name}: give it the weight 0 instead")
-        for entry in data.manifest["files"]:
-            shutil.copyfile(data.path / entry["file"], out / entry["file"])
-        made = {**data.manifest, "sources": sources}
-        if held_out:
-            made.pop(manifests.HELD_OUT, None)  # counted anew when it is needed
-        parent = {"sha256": data.sha256, "without": hashlib.sha256(path.read_bytes()).hexdigest()}
-        manifests.write(out, made | {PARENT: parent | {"documents": len(removed - kept)}})
 
 
-def _places(data: DataDir, keys: set[Key]) -> dict[Key, int]:
-    """Returns where each document begins in its stream. Raises ConfigError if one is not there with this text."""
-    decode, places = Decoder(data.tokenizer()), {}
+def _places(data: DataDir, keys: set[Key]) -> dict[tuple[str, str], set[int]]:
+    """Returns (source, split) -> where the listed documents begin. Raises ConfigError if one is not there with this text."""
+    decode, missing = Decoder(data.tokenizer()), set(keys)
+    places: dict[tuple[str, str], set[int]] = collections.defaultdict(set)
     for source, split in {key[:2] for key in keys if key[0] in data.sources and key[1] in shards.SPLITS}:
         wanted = {key[2] for key in keys if key[:2] == (source, split)}
         for group, ids_N in search.documents(data, source, split):
             for each in (each for each in group if each.doc_id in wanted):
                 at = each.start - group[0].start
                 sha256 = hashlib.sha256(decode(ids_N[at : at + each.tokens])[0]).hexdigest()
-                places[source, split, each.doc_id, sha256] = each.start
-    if missing := sorted(keys - places.keys()):
+                if (key := (source, split, each.doc_id, sha256)) in keys:
+                    places[source, split].add(each.start)
+                    missing.discard(key)
+    if missing:
+        first = min(missing)
         raise ConfigError(
-            f"{len(missing)} of {len(keys)} documents of the list are not in {data.path} with this text, first "
-            f"{missing[0][2]} of {missing[0][0]}: nothing was removed; make the list of this data: jaxlm trace {data.path}"
+            f"{len(missing)} of {len(keys)} documents of the list are not in {data.path} with this text, first {first[2]} of "
+            f"{first[0]}: nothing was removed; make the list of this data by jaxlm trace"
         )
     return places
 
 
 def _writer(data: DataDir, out: pathlib.Path, source: str, split: str) -> shards.StreamWriter:
-    entries = data.entry(source, split)["shards"]
-    sizes = {
-        "block_tokens": data.manifest["block_tokens"],
-        "shard_blocks": max((e["records"] for e in entries), default=1),
-    }
-    return shards.StreamWriter(out, split, source, dtype=data.manifest["dtype"], **sizes)
+    entries, manifest = data.entry(source, split)["shards"], data.manifest
+    sizes = {"block_tokens": manifest["block_tokens"], "shard_blocks": max((e["records"] for e in entries), default=1)}
+    return shards.StreamWriter(out, split, source, dtype=manifest["dtype"], **sizes)

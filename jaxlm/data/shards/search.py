@@ -1,4 +1,7 @@
-"""Finds strings, and what a text copies, in the documents of a data directory: decodes all tokens and searches their bytes."""
+"""Finds strings in the documents of a data directory, and what a text copies from them: decodes and searches all tokens.
+
+`overlap` finds copies by ids, of many texts at once, for the red team; here they are found by bytes, with their documents.
+"""
 
 import dataclasses
 import hashlib
@@ -9,12 +12,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from jaxlm.data.shards.shards import SPLITS, DataDir, Document
-from jaxlm.data.tokenizer.coder import Coder
+from jaxlm.data.tokenizer.decoder import Decoder
 
 _AT_ONCE = 4 << 20  # tokens decoded at a time, or one document
-_AROUND = 30  # bytes shown before and after a match
-_PROBE, _LEAST = 32, 64  # bytes: what is looked up; the shortest copy
-_EXCERPT = 60  # bytes of a copy
+_AROUND = 30  # bytes or characters shown before and after a match
+_PROBE = 32  # bytes that are looked up
+_SHORTEST = 64  # bytes of a copy
+_EXCERPT = 60  # bytes of a copy that are shown
 _REPEATS = 64
 _FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], np.uint64)
 
@@ -33,7 +37,7 @@ class Match:
     sha256: str  # of the decoded text
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Copy:
     """A stretch of a text that documents hold verbatim; the first document is named."""
 
@@ -46,25 +50,7 @@ class Copy:
     excerpt: str
 
 
-class Decoder:
-    """Decodes ids into bytes, many at a time."""
-
-    def __init__(self, coder: Coder):
-        pieces = coder.piece_bytes()
-        self._lengths = np.array([len(piece) for piece in pieces])
-        self._offsets = np.cumsum(self._lengths) - self._lengths
-        self._bytes = np.frombuffer(b"".join(pieces), np.uint8)
-
-    def __call__(self, ids_N: np.ndarray) -> tuple[bytes, np.ndarray]:
-        """Returns (the bytes, how many of these the first 0, 1, ..., N ids give)."""
-        lengths_N = self._lengths[ids_N]
-        ends_N1 = np.concatenate([[0], np.cumsum(lengths_N)])
-        index = np.repeat(self._offsets[ids_N] - ends_N1[:-1], lengths_N) + np.arange(ends_N1[-1])
-        return self._bytes[index].tobytes(), ends_N1
-
-
-def tokens(data: DataDir) -> int:
-    """Returns how many tokens there are to search."""
+def tokens_to_search(data: DataDir) -> int:
     return sum(data.entry(source, split)["tokens"] for source in data.sources for split in SPLITS)
 
 
@@ -78,23 +64,28 @@ def documents(data: DataDir, source: str, split: str) -> Iterator[tuple[list[Doc
             yield begun, stream.read(begun[0].start, begun[-1].start + begun[-1].tokens)
 
 
-def matches(data: DataDir, pattern: re.Pattern[bytes], tell: Callable[[int], object]) -> Iterator[Match]:
-    """Yields the documents whose bytes match, training text first. `tell` gets the tokens that were searched."""
+def matches(
+    data: DataDir, pattern: re.Pattern[bytes] | re.Pattern[str], tell: Callable[[int], object]
+) -> Iterator[Match]:
+    """Yields the documents that match, in their bytes or, for a pattern of str, their text; training text first.
+
+    `tell` gets the number of tokens that were searched.
+    """
     decode, done = Decoder(data.tokenizer()), 0
     for split, source in itertools.product(SPLITS, data.sources):
         for group, ids_N in documents(data, source, split):
             raw, ends_N1 = decode(ids_N)
             for each in group:
                 at = each.start - group[0].start
-                begin, end = int(ends_N1[at]), int(ends_N1[at + each.tokens])
-                spans = [match.span() for match in pattern.finditer(raw, begin, end)]
+                # A view, since `pos` of `finditer` would let ^ and look-behind see the document before.
+                content = memoryview(raw)[int(ends_N1[at]) : int(ends_N1[at + each.tokens])]
+                text = content if isinstance(pattern.pattern, bytes) else str(content, "utf-8", "replace")
+                spans = [match.span() for match in pattern.finditer(text)]
                 if spans:
-                    near = raw[max(begin, spans[0][0] - _AROUND) : min(end, spans[0][1] + _AROUND)]
-                    yield Match(
-                        *(source, split, each.doc_id, each.start, each.tokens, len(spans)),
-                        " ".join(near.decode("utf-8", "replace").split()),
-                        hashlib.sha256(raw[begin:end]).hexdigest(),
-                    )
+                    near = text[max(0, spans[0][0] - _AROUND) : spans[0][1] + _AROUND]
+                    words = near if isinstance(near, str) else str(near, "utf-8", "replace")
+                    place = source, split, each.doc_id, each.start, each.tokens
+                    yield Match(*place, len(spans), " ".join(words.split()), hashlib.sha256(content).hexdigest())
             tell(done := done + len(ids_N))
 
 
@@ -102,60 +93,64 @@ def copies(data: DataDir, text: bytes, tell: Callable[[int], object]) -> list[Co
     """Returns the stretches of 64 bytes or more that a text copies from documents, longest first, none inside another.
 
     The decoded documents are cut into probes of 32 bytes, which are looked up among all windows of the text by their hash;
-    what is equal grows both ways. A stretch of 63 bytes holds a whole probe, wherever it begins. A window that the text
-    repeats more than 64 times, such as spaces, is looked up at its first 64 places.
+    what is equal grows both ways. A stretch of 63 bytes holds a whole probe, wherever it begins. What the text itself repeats
+    is looked up at few places: a run of one character at the first, another window at the first 64.
     """
-    if len(text) < _LEAST:
+    if len(text) < _SHORTEST:
         return []
-    windows = _hashes(np.lib.stride_tricks.sliding_window_view(np.frombuffer(text, np.uint8), _PROBE).copy())
-    order = np.argsort(windows, kind="stable")
-    windows, decode, done = windows[order], Decoder(data.tokenizer()), 0
-    where: dict[tuple[int, int], list[tuple[str, str, str]]] = {}  # (start, end) in the text -> documents
+    text_C = np.frombuffer(text, np.uint8)
+    windows = _hashes(np.lib.stride_tricks.sliding_window_view(text_C, _PROBE).copy())
+    starts = np.flatnonzero(np.insert(windows[1:] != windows[:-1], 0, True))
+    starts = starts[np.argsort(windows[starts], kind="stable")]
+    windows, decode, done = windows[starts], Decoder(data.tokenizer()), 0
+    copied: dict[tuple[int, int], Copy] = {}
     for split, source in itertools.product(SPLITS, data.sources):
         for group, ids_N in documents(data, source, split):
             raw, ends_N1 = decode(ids_N)
-            whole = len(raw) // _PROBE * _PROBE
-            probes = _hashes(np.frombuffer(raw[:whole], np.uint8).reshape(-1, _PROBE))
+            raw_C = np.frombuffer(raw, np.uint8)
+            probes = _hashes(raw_C[: len(raw) // _PROBE * _PROBE].reshape(-1, _PROBE))
             first, last = np.searchsorted(windows, probes), np.searchsorted(windows, probes, side="right")
-            begins = ends_N1[[each.start - group[0].start for each in group]]
+            begins = ends_N1[[each.start - group[0].start for each in group] + [len(ids_N)]]
             grown: dict[int, int] = {}  # place in the documents minus place in the text -> how far it was followed
+            counted = set()  # (stretch of the text, document)
             for probe in np.flatnonzero(last > first).tolist():
                 place = probe * _PROBE
                 owner = int(np.searchsorted(begins, place, side="right")) - 1
-                begin = int(begins[owner])
-                end = int(ends_N1[group[owner].start - group[0].start + group[owner].tokens])
-                for at in order[first[probe] : last[probe]][:_REPEATS].tolist():
-                    if (
-                        place + _PROBE <= grown.get(place - at, 0)
-                        or raw[place : place + _PROBE] != text[at : at + _PROBE]
-                    ):
+                for at in starts[first[probe] : last[probe]][:_REPEATS].tolist():
+                    if place + _PROBE <= grown.get(place - at, 0):
                         continue
-                    left, right = _grow(raw, text, place, at, begin, end)
+                    left = _equal(raw_C[begins[owner] : place][::-1], text_C[:at][::-1])
+                    right = _equal(raw_C[place : begins[owner + 1]], text_C[at:])
                     grown[place - at] = place + right
-                    if left + right >= _LEAST:
-                        where.setdefault((at - left, at + right), []).append((source, split, group[owner].doc_id))
+                    stretch = at - left, at + right
+                    if right >= _PROBE and left + right >= _SHORTEST and (stretch, owner) not in counted:
+                        counted.add((stretch, owner))
+                        words = " ".join(str(text[slice(*stretch)][:_EXCERPT], "utf-8", "replace").split())
+                        new = Copy(stretch[0], left + right, 0, source, split, group[owner].doc_id, words)
+                        copied.setdefault(stretch, new).documents += 1
             tell(done := done + len(ids_N))
-    return _outermost(text, where)
+    return _outermost(copied)
 
 
 def _hashes(windows_Nx32: np.ndarray) -> np.ndarray:
     return (windows_Nx32.view("<u8") * _FACTORS).sum(axis=1, dtype=np.uint64)
 
 
-def _grow(raw: bytes, text: bytes, place: int, at: int, begin: int, end: int) -> tuple[int, int]:
-    """Returns how many equal bytes lie before and from these places of a document [begin, end) and the text."""
-    left = right = 0
-    while place - left > begin and at - left > 0 and raw[place - left - 1] == text[at - left - 1]:
-        left += 1
-    while place + right < end and at + right < len(text) and raw[place + right] == text[at + right]:
-        right += 1
-    return left, right
+def _equal(a_C: np.ndarray, b_C: np.ndarray) -> int:
+    """Returns how many bytes are equal at the beginning."""
+    size = min(len(a_C), len(b_C))
+    first, last = 0, _PROBE
+    while first < size:
+        differs = a_C[first : min(last, size)] != b_C[first : min(last, size)]
+        if differs.any():
+            return first + int(differs.argmax())
+        first, last = last, 2 * last
+    return size
 
 
-def _outermost(text: bytes, where: dict[tuple[int, int], list[tuple[str, str, str]]]) -> list[Copy]:
+def _outermost(copied: dict[tuple[int, int], Copy]) -> list[Copy]:
     kept: list[Copy] = []
-    for (start, end), holders in sorted(where.items(), key=lambda item: (item[0][0] - item[0][1], item[0])):
-        if not any(copy.start <= start and end <= copy.start + copy.length for copy in kept):
-            excerpt = " ".join(text[start:end][:_EXCERPT].decode("utf-8", "replace").split())
-            kept.append(Copy(start, end - start, len({*holders}), *holders[0], excerpt))
+    for (start, end), copy in sorted(copied.items(), key=lambda item: (item[0][0] - item[0][1], item[0])):
+        if not any(longer.start <= start and end <= longer.start + longer.length for longer in kept):
+            kept.append(copy)
     return kept

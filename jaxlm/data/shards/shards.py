@@ -29,6 +29,7 @@ from jaxlm.data.shards import manifest as manifests
 from jaxlm.data.shards.manifest import MANIFEST, SPLITS
 from jaxlm.data.shards.verify import Verifier, file_sha256
 from jaxlm.data.tokenizer import coder as coders
+from jaxlm.data.tokenizer.decoder import Decoder
 from jaxlm.host import files
 
 TOKEN_BYTES = "token_bytes.npy"
@@ -252,12 +253,12 @@ class DataDir:
         """Returns the tokenizer that encoded the texts. Raises DamagedData if one of its files differs from the manifest."""
         names = coders.names(entry["file"] for entry in self.manifest["files"])
         if not {coders.JSON, coders.MODEL} & set(names):
-            names.append(coders.MODEL)  # `_content` says that it is not listed
-        return coders.read({name: self._content(name) for name in names}, self.path)
+            names.append(coders.MODEL)  # `content` says that it is not listed
+        return coders.read({name: self.content(name) for name in names}, self.path)
 
     def token_bytes(self) -> np.ndarray:
         """Returns each id's number of raw bytes, int32[vocab_size]; 0 for control tokens. Raises DamagedData."""
-        lengths = np.load(io.BytesIO(self._content(TOKEN_BYTES)))
+        lengths = np.load(io.BytesIO(self.content(TOKEN_BYTES)))
         if lengths.shape != (self.vocab_size,):
             raise ConfigError(
                 f"{self.path / TOKEN_BYTES} has the shape {lengths.shape}, but {MANIFEST} a vocabulary of "
@@ -265,7 +266,7 @@ class DataDir:
             )
         return lengths
 
-    def _content(self, name: str) -> bytes:
+    def content(self, name: str) -> bytes:
         """Returns the verified content of a file at the top of the directory."""
         entry = next((entry for entry in self.manifest["files"] if entry["file"] == name), None)
         if entry is None:
@@ -275,6 +276,8 @@ class DataDir:
     def documents(self, source: str, split: str, start: int, stop: int) -> list[Document]:
         """Returns the documents that tokens [start, stop) belong to. Verifies the index first, or raises DamagedData."""
         entry = self.entry(source, split)["index"]
+        if start >= stop:
+            return []
         self.verifier.first_read(entry, always=True)
         index = pq.ParquetFile(self.path / entry["file"])
         groups = [index.metadata.row_group(g).column(0).statistics.min for g in range(index.num_row_groups)]
@@ -301,11 +304,11 @@ class DataDir:
         return texts
 
     def _held_out_text(self, source: str) -> str:
-        pieces, stream = self.tokenizer().piece_bytes(), self.stream(source, "val")
+        decode, stream = Decoder(self.tokenizer()), self.stream(source, "val")
         documents = self.documents(source, "val", 0, stream.tokens)
         digest = hashlib.sha256()
         for each in documents:
-            raw = b"".join(pieces[i] for i in stream.read(each.start, each.start + each.tokens).tolist())
+            raw, _ = decode(stream.read(each.start, each.start + each.tokens))
             if len(raw) != each.n_bytes:
                 return ""
             manifests.add_text(digest, raw)

@@ -11,6 +11,8 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from jaxlm.config import ConfigError, RunError
+from jaxlm.data.shards.manifest import MANIFEST, PARENT
+from jaxlm.host import files
 
 FIRST_READ_BYTES = 256 << 20  # a file above this is not hashed before its first record is given out
 FIRST_READ_SECONDS = 20.0  # hashing delays the first batches by about this much in all; after that, records go first
@@ -28,8 +30,13 @@ class DamagedData(ConfigError):
 
 def mend(root: pathlib.Path) -> str:
     """Returns what to do about a damaged file of the data directory `root`, as the end of a sentence."""
+    if PARENT in files.json_there(root / MANIFEST):
+        return (
+            f"copy it again from where the data was made, or delete {root} and make it again: jaxlm tokenize its parent's "
+            "folder --without=LIST; the list was its without.jsonl"
+        )
     return (
-        f"copy it again from where the data was built, or delete {root / 'manifest.json'} and run the same command, "
+        f"copy it again from where the data was built, or delete {root / MANIFEST} and run the same command, "
         "which builds the data again (the same recipe gives the same bytes)"
     )
 

@@ -73,7 +73,7 @@ class Machine:
             if not there:
                 folder.rmdir()
             elif (folder / ".lock").exists():
-                files.lock(folder, "trains in", "workdir").close()
+                files.lock(folder, "trains in", "config.workdir").close()
         if c.program == "pretrain" and c.data.dir and (pathlib.Path(c.data.dir) / MANIFEST).exists():
             open_order(c)
         chosen: list[str] = []

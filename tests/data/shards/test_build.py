@@ -225,7 +225,7 @@ def test_bad_settings_are_refused_before_anything_is_read(tmp_path, names, chang
 def test_two_builders_do_not_meet(corpus, tmp_path):
     (tmp_path / "d").mkdir()
     with (
-        files.lock(tmp_path / "d", "is writing", "data.dir"),
+        files.lock(tmp_path / "d", "is writing", "config.data.dir"),
         pytest.raises(ConfigError, match="another process is writing"),
     ):
         corpus.build(tmp_path / "d")

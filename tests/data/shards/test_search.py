@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 import tiny_data
 
-from jaxlm.config import ConfigError
+from jaxlm import config
+from jaxlm.config import ConfigError, config_files
 from jaxlm.data.batches import document_rows
-from jaxlm.data.shards import removal, search, shards
+from jaxlm.data.batches.open import make_data
+from jaxlm.data.shards import build, removal, search, shards
+from jaxlm.data.shards.manifest import PARENT
 from jaxlm.data.shards.mixture import Final
 
 
@@ -47,6 +50,12 @@ def test_it_finds_what_a_plain_scan_finds(data, monkeypatch, at_once):
         want = {key: text.count(needle) for key, text in everything.items() if needle in text}
         found = {(m.source, m.split, m.doc_id): m.times for m in find(data, re.escape(needle))}
         assert found == want
+
+
+@pytest.mark.parametrize("pattern", ["^[a-z]+", r"[a-z.]+$", r"(?<=\.)[a-z]", r"(?<![a-z.])s", r"\bsea\b", "[é]|moon"])
+def test_a_pattern_sees_one_document_alone(data, pattern):
+    want = {key for key, text in texts(data).items() if re.search(pattern, text.decode())}
+    assert {(m.source, m.split, m.doc_id) for m in search.matches(data, re.compile(pattern), lambda done: None)} == want
 
 
 def test_nothing_is_found_across_two_documents(data):
@@ -97,7 +106,8 @@ def test_without_a_list_all_others_stay_in_their_order(data, tmp_path):
         assert (new.path / name).read_bytes() == (data.path / name).read_bytes()
     assert new.manifest["recipe"] == data.manifest["recipe"]
     assert new.held_out_texts() == data.held_out_texts()
-    assert new.manifest[removal.PARENT]["sha256"] == data.sha256
+    assert new.manifest[PARENT] == {"sha256": data.sha256, "without": len(gone)}
+    assert (new.path / removal.LIST).read_bytes() == (tmp_path / "list.jsonl").read_bytes()
     assert {match.split for match in find(new, rb"red green|sea sea")} == {"val"}
     with pytest.raises(ConfigError, match="no version is overwritten"):
         removal.without(data, tmp_path / "list.jsonl", tmp_path / "new", False, lambda done: None, said.append)
@@ -123,11 +133,80 @@ def test_a_list_of_other_data_removes_nothing(data, tmp_path):
         removal.read(path)
 
 
-def test_a_source_of_which_nothing_would_be_left_is_refused(data, tmp_path):
-    removal.write(tmp_path / "all.jsonl", [match for match in find(data, b".") if match.source == "b"], "all")
-    with pytest.raises(ConfigError, match="takes all training documents of b: give it the weight 0"):
-        removal.without(data, tmp_path / "all.jsonl", tmp_path / "new", False, lambda done: None, lambda line: None)
-    assert not (tmp_path / "new" / shards.MANIFEST).exists()
+@pytest.mark.parametrize(
+    ("split", "held_out", "message"),
+    [
+        ("train", False, "takes all training documents of b: take its lines out"),
+        ("val", True, "takes all held-out documents of b"),
+        ("val", False, "are held out: none would go"),
+    ],
+)
+def test_a_list_that_leaves_or_takes_nothing_is_refused(data, tmp_path, split, held_out, message):
+    of_b = [match for match in find(data, b".") if (match.source, match.split) == ("b", split)]
+    removal.write(tmp_path / "all.jsonl", of_b, "all")
+    with pytest.raises(ConfigError, match=message):
+        removal.without(data, tmp_path / "all.jsonl", tmp_path / "new", held_out, lambda done: None, lambda line: None)
+    assert not (tmp_path / "new").exists()
+
+
+def test_of_equal_ids_only_the_listed_text_goes_and_all_its_copies(tmp_path):
+    rng = random.Random(0)
+    plain = [" ".join(rng.choices(tiny_data.WORDS.split(), k=20)) for _ in range(80)]
+
+    def read(source, stats):
+        stats.documents += 1
+        yield from ((f"plain:{i}", text) for i, text in enumerate(plain))
+        yield from (("same", f"zebra {kind} is one") for kind in ["red", "blue", "green", "red"])
+
+    settings = build.BuildSettings(vocab_size=300, chat_tokens=False, val_fraction=0.01, block_tokens=16)
+    made = build.build_data(
+        tmp_path / "d", [build.Source("s", "test:s", 1.0)], settings, read=read, log=lambda line: None
+    )
+    red = find(made, b"zebra red")
+    assert [match.split for match in red] == ["train"] * 2
+    removal.write(tmp_path / "list.jsonl", red[:1], "red")
+    removal.without(made, tmp_path / "list.jsonl", tmp_path / "new", False, lambda done: None, lambda line: None)
+    new = shards.open_data(tmp_path / "new")
+    assert sorted(match.excerpt for match in find(new, b"zebra [a-z]+")) == ["zebra blue is one", "zebra green is one"]
+    assert new.manifest[PARENT]["without"] == 2
+    assert new.entry("s", "train")["documents"] == made.entry("s", "train")["documents"] - 2
+
+
+def test_an_unfinished_folder_is_never_filled_from_the_sources(data, tmp_path):
+    removal.write(tmp_path / "list.jsonl", find(data, b"red green"), "red green")
+
+    def stop(done):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        removal.without(data, tmp_path / "list.jsonl", tmp_path / "new", False, stop, lambda line: None)
+    c = config.resolve(config_files.load("quickstart", [f"data.dir={tmp_path / 'new'}"]))
+    with pytest.raises(ConfigError, match="new is unfinished: run the same jaxlm tokenize --without again"):
+        make_data(c.data, c.prepare, c.engine, 0, print)
+    removal.without(data, tmp_path / "list.jsonl", tmp_path / "new", False, lambda done: None, lambda line: None)
+    said = []
+    make_data(c.data, c.prepare, c.engine, 0, said.append)
+    assert "is complete: another folder's without" in said[0]
+    shard = next((tmp_path / "new/train/a").glob("*.array_record"))
+    shard.unlink()
+    with pytest.raises(
+        ConfigError, match=r"delete .*new and make it again: jaxlm tokenize its parent's folder --without"
+    ):
+        shards.open_data(tmp_path / "new")
+
+
+def test_data_that_another_process_finished_meanwhile_stays(data, tmp_path, monkeypatch):
+    removal.write(tmp_path / "list.jsonl", find(data, b"red green"), "red green")
+    arguments = data, tmp_path / "list.jsonl", tmp_path / "new", False, lambda done: None, lambda line: None
+    places = removal._places
+    removal.without(*arguments)
+    (tmp_path / "new").rename(tmp_path / "made")
+    monkeypatch.setattr(
+        removal, "_places", lambda *given: (tmp_path / "made").rename(tmp_path / "new") and places(*given)
+    )
+    with pytest.raises(ConfigError, match="new holds data"):
+        removal.without(*arguments)
+    assert shards.open_data(tmp_path / "new").sources == data.sources
 
 
 @pytest.mark.parametrize("at_once", [1 << 22, 100])
@@ -148,6 +227,8 @@ def test_what_a_text_copies_is_found_exactly(data, monkeypatch, at_once):
         assert (text[found[0].start :][: found[0].length], found[0].documents) == (stretch, len(holders))
         assert (found[0].source, found[0].split, found[0].doc_id) in holders
         assert len(found) == 1
+    dashes = b"-" * 4000 + b" end"  # in quadratic time it would take minutes
+    assert search.copies(data, dashes, lambda done: None) == []
     joined = b"".join(list(everything.values())[:2])  # two documents are two copies
     assert [copy.length for copy in search.copies(data, joined, lambda done: None)] == sorted(
         (len(text) for text in list(everything.values())[:2] if len(text) >= 64), reverse=True

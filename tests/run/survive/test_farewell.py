@@ -231,7 +231,7 @@ def ended(tmp_path):
 
 def test_a_start_that_is_refused_leaves_the_run_of_the_other_one_alone(tmp_path, monkeypatch):
     process = begin(tmp_path, "sys.exit('it must not get here')")
-    with files.lock(tmp_path / "run", "trains in", "workdir"):
+    with files.lock(tmp_path / "run", "trains in", "config.workdir"):
         assert process.wait(60) == 2
     assert ended(tmp_path) == {}
 

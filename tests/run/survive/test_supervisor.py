@@ -339,13 +339,13 @@ def alive(pid):
 
 def test_the_lock_is_handed_down_and_held_between_starts(tmp_path):
     """The child gets the parent's lock; nobody else does, and it is free at the end."""
-    mine = "from jaxlm.host import files; held = files.lock(folder, 'trains in', 'workdir')\n"
+    mine = "from jaxlm.host import files; held = files.lock(folder, 'trains in', 'config.workdir')\n"
     other = "import subprocess; env = {k: v for k, v in os.environ.items() if k != 'JAXLM_LOCK'}\n"
     other += 'words = \'import pathlib; from jaxlm.host import files; files.lock(pathlib.Path(%r), "x", "y")\' % str(folder)\n'
     other += "p = subprocess.run([sys.executable, '-c', words], env=env, capture_output=True, text=True)\n"
     other += "sys.exit(0 if p.returncode and 'another process x' in p.stderr else 2)"
     assert run(tmp_path, mine + "held.close(); at(3); sys.exit(1)", mine + other) == (0, 2)
-    files.lock(tmp_path, "trains in", "workdir").close()
+    files.lock(tmp_path, "trains in", "config.workdir").close()
 
 
 def test_stdin_and_the_config_reach_the_child(tmp_path, monkeypatch):
@@ -398,7 +398,7 @@ READY = "(folder / 'pid').write_text(str(os.getpid()))\n"
 def test_a_killed_supervisor_ends_its_child_which_knows_it_and_a_new_start_waits_for_it(tmp_path):
     """kill -9: the child gets SIGTERM, saves for a while and ends; until then the lock is its own."""
     body = "from jaxlm.run import supervised; supervised.adopt(); before = supervised.orphaned()\n"
-    body += "from jaxlm.host import files; held = files.lock(folder, 'trains in', 'workdir')\n"
+    body += "from jaxlm.host import files; held = files.lock(folder, 'trains in', 'config.workdir')\n"
     body += "told = lambda: (folder / 'told').write_text(f'{before} {supervised.orphaned()}')\n"
     body += (
         "end = lambda *_: (time.sleep(1), told(), save(8), os._exit(4))\n"  # the signal may come before the new parent
@@ -407,7 +407,7 @@ def test_a_killed_supervisor_ends_its_child_which_knows_it_and_a_new_start_waits
     process.kill()
     process.wait()
     began = time.monotonic()
-    files.lock(tmp_path, "trains in", "workdir", wait_s=20).close()
+    files.lock(tmp_path, "trains in", "config.workdir", wait_s=20).close()
     assert (tmp_path / "checkpoints/8").is_dir()
     assert time.monotonic() - began < 5
     assert (tmp_path / "told").read_text() == "False True"
