@@ -147,32 +147,32 @@ def _steps(order: Rows | None, match: Match, done: int) -> list[int]:
     return document_rows.steps_of(order, match.source, match.start, match.tokens, done)
 
 
-def _show(data: shards.DataDir, order: Rows | None, found: list[Match], done: int) -> None:
+def _show(data: shards.DataDir, order: Rows | None, matches: list[Match], done: int) -> None:
     by_source: dict[str, list[Match]] = collections.defaultdict(list)
-    for match in found:
+    for match in matches:
         by_source[match.source].append(match)
-    times = sum(match.times for match in found)
+    times = sum(match.times for match in matches)
     sizes = {source: sum(data.entry(source, split)["bytes"] for split in shards.SPLITS) for source in data.sources}
     rows = []
-    for source, matches in sorted(by_source.items(), key=lambda item: -len(item[1])):
-        count = sum(match.times for match in matches)
+    for source, of_source in sorted(by_source.items(), key=lambda item: -len(item[1])):
+        count = sum(match.times for match in of_source)
         rows.append(
             {
                 "source": source,
-                "documents": len(matches),
-                "held_out": sum(match.split == "val" for match in matches),
+                "documents": len(of_source),
+                "held_out": sum(match.split == "val" for match in of_source),
                 "times": count,
                 "share": f"{count / times:.1%}",
                 "of_text": f"{sizes[source] / sum(sizes.values()):.1%}",
             }
         )
     print_table(rows, False)
-    for source, matches in by_source.items():
+    for source, of_source in by_source.items():
         print(f"\n{source}")
-        print_table([_row(match, _steps(order, match, done)) for match in matches[:_SHOWN]], False)
-        if len(matches) > _SHOWN:
-            print(f"... and {len(matches) - _SHOWN:,} more of {source} (--json prints all)")
-    if not found:
+        print_table([_row(match, _steps(order, match, done)) for match in of_source[:_SHOWN]], False)
+        if len(of_source) > _SHOWN:
+            print(f"... and {len(of_source) - _SHOWN:,} more of {source} (--json prints all)")
+    if not matches:
         say(f"no document of {data.path} holds it")
 
 
