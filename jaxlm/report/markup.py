@@ -70,6 +70,8 @@ details { margin: .4rem 0; } details details { margin-left: 1rem; } summary { cu
 .beside { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem; }
 .beside pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; }
 .example { border-left: 3px solid var(--line); padding: .1rem 0 .1rem .8rem; margin: .8rem 0; font-size: .9rem; }
+del { background: color-mix(in srgb, var(--failed) 25%, transparent); }
+ins { background: color-mix(in srgb, var(--c2) 25%, transparent); text-decoration: none; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--soft); padding: .6rem; border-radius: .4rem;
   font: .8rem/1.45 ui-monospace, monospace; margin: .3rem 0; unicode-bidi: isolate; max-height: 24rem; overflow-y: auto; }
 code { font: .85em ui-monospace, monospace; unicode-bidi: isolate; } .id { overflow-wrap: anywhere; }
