@@ -142,11 +142,12 @@ def _run(folder: pathlib.Path, records: list[dict], held_out: dict, book: dict) 
     latest, last = lineage.latest(records), records[-1] if records else {}
     trained = [r["train/loss"] for r in records if r.get("train/loss") is not None]
     evaluated = [{"step": step, "loss": loss} for step, loss in held_out.get("", ()) if math.isfinite(loss)]
-    paced = next((record for record in reversed(records) if record.get("eta_s")), {})
+    step = last.get("step", 0)
+    left_s = (latest.get("wall_s") or 0.0) / step * max(0, planned["steps"] - step) if step else 0.0
     return {
         "name": folder.resolve().name,
         **planned,
-        "step": last.get("step", 0),
+        "step": step,
         "tokens": last.get("tokens") or 0,
         "loss": trained[-1] if trained else None,
         "held_out": evaluated[-1]["loss"] if evaluated else None,
@@ -156,8 +157,8 @@ def _run(folder: pathlib.Path, records: list[dict], held_out: dict, book: dict) 
         "goodput": latest.get("goodput"),
         "ended": ended.get("why", ""),
         "time": latest.get("time"),
-        "left_s": paced.get("eta_s"),
-        "left_usd": (paced.get("eta_s") or 0.0) / 3600 * (start.get("usd_per_hour") or 0.0),
+        "left_s": left_s,
+        "left_usd": left_s / 3600 * (start.get("usd_per_hour") or 0.0),
     }
 
 

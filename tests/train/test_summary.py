@@ -64,11 +64,11 @@ def test_what_is_next_follows_from_how_the_run_ended(tmp_path, ended, following)
     book["starts"][0]["ended"] = ended
     (tmp_path / "run.json").write_text(json.dumps(book))
     with (tmp_path / "metrics.jsonl").open("a") as out:
-        out.write(json.dumps({"eta_s": 90.0, "time": 7.0} | line(21, 13.0, 0.3, 9.5)) + "\n")
+        out.write(json.dumps({"time": 7.0} | line(24, 36.0, 0.3, 9.5)) + "\n")
     found = outlook.gather(tmp_path)["run"]
     assert found["next"].startswith(following.format(tmp_path))
     assert bool(found["next"]) == bool(following)
-    assert (found["time"], found["left_s"], found["left_usd"]) == (7.0, 90.0, 0.05)
+    assert (found["time"], found["left_s"], found["left_usd"]) == (7.0, 9.0, 0.005)
 
 
 def test_the_command_after_a_run_is_that_of_its_kind():
