@@ -71,7 +71,7 @@ def _now(summary: dict) -> Markup:
         time = datetime.datetime.fromtimestamp(run["time"], datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
         cost = _paid(summary, f" and {spent(run['left_usd'])}")
         stands = join([f"training, at {time}; about {duration(run['left_s'])}", *cost, " left"])
-    lines = [markup.sentence(stands)] * bool(stands) + [markup.sentence(advice)] * bool(advice)
+    lines = [markup.sentence(stands)] * bool(stands) + [markup.sentence(f"forecast: {advice}")] * bool(advice)
     lines += [join(["next: ", tag("code", markup.sentence(run["next"]))])] if run.get("next") else []
     return join(tag("p", line) for line in lines)
 

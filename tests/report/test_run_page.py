@@ -84,8 +84,8 @@ def test_the_page_begins_with_how_the_run_stands_what_is_next_the_figures_and_a_
         "left_usd": 0.42,
     }
     lead, rest = written(tmp_path, run=run).split("<nav>")
-    texts = ("training, at 2026-11-28 22:00 UTC; about 1m00s and $0.42 left", "go on", "3.0000", "best 2.9000 at step 20",
-             "$1.25", "<svg", "llama")  # fmt: skip
+    stands, advice = "training, at 2026-11-28 22:00 UTC; about 1m00s and $0.42 left", "forecast: go on"
+    texts = (stands, advice, "3.0000", "best 2.9000 at step 20", "$1.25", "<svg", "llama")
     assert [text for text in texts if text not in lead] == []
     assert sorted(texts, key=lead.index) == list(texts)
     assert "go on" not in rest
