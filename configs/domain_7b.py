@@ -1,4 +1,4 @@
-"""A 7B model for a domain: the second story's size, over the GPUs of one host or more.
+"""A 7B model for a domain: the second story's size (docs/stories.md), over the GPUs of one host or more.
 
     jaxlm train domain_7b --config.workdir=runs/7b --config.data.dir=DATA
 

@@ -1,4 +1,4 @@
-"""The GPT-2 shape of the first story: 134,994,432 parameters.
+"""The GPT-2 shape of the first story (docs/stories.md): 134,994,432 parameters.
 
     jaxlm train gpuburnout_134m --config.workdir=runs/134m --config.data.path=FOLDER_OF_TEXT
 

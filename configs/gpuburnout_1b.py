@@ -1,4 +1,4 @@
-"""The 1.04B LLaMA-style model of the first story: 1,038,692,352 parameters.
+"""The 1.04B LLaMA-style model of the first story (docs/stories.md): 1,038,692,352 parameters.
 
     jaxlm prepare configs/data/gpuburnout.py
     jaxlm tokenize configs/data/gpuburnout.py

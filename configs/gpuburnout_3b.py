@@ -1,4 +1,4 @@
-"""The 3.12B model that the first story grew to: 3,122,969,600 parameters.
+"""The 3.12B model that the first story (docs/stories.md) grew to: 3,122,969,600 parameters.
 
     jaxlm train gpuburnout_3b --config.workdir=runs/3b --config.data.dir=DATA
 

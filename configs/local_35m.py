@@ -1,4 +1,4 @@
-"""35M parameters on a local GPU or CPU: the size at which data choices are cheap to try.
+"""35M parameters on a local GPU or CPU, as in the third story (docs/stories.md): data choices are cheap to try.
 
     jaxlm train local_35m --config.workdir=runs/35m --config.data.path=FOLDER_OF_TEXT
 

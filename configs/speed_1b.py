@@ -1,4 +1,4 @@
-"""The 1.04B model of the first story in a faster recipe: 1,038,696,448 parameters, 6.5B tokens where the reference takes 11.8B.
+"""The first story's 1.04B model (docs/stories.md), faster: 1,038,696,448 parameters, 6.5B tokens where it took 11.8B.
 
     jaxlm prepare configs/data/gpuburnout.py
     jaxlm tokenize configs/data/gpuburnout.py

@@ -1,4 +1,4 @@
-"""The second story's model in small: 35M parameters on technical documentation that jaxlm cleans.
+"""The second story's model (docs/stories.md) in small: 35M parameters on technical documentation that jaxlm cleans.
 
     python scripts/make_techdocs_corpus.py --out=corpora/techdocs
     jaxlm prepare configs/data/techdocs.py

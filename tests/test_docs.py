@@ -36,6 +36,17 @@ def test_the_faq_answers_with_what_there_is():
         assert f"jaxlm {verb}" in " ".join(faq.split()), verb
 
 
+def test_a_long_page_begins_with_what_to_type():
+    long = [page for page in (ROOT / "docs").glob("*.md") if len(page.read_text().splitlines()) > 80]
+    assert long
+    for page in long:
+        _, table, _ = page.read_text().split("\n\n", 2)
+        head, _, *rows = table.splitlines()
+        assert head == "| you want | type |", page.name
+        assert 4 <= len(rows) <= 10, page.name
+        assert all(row.count(" | ") == 1 and ("`" in row or "ctrl-C" in row) for row in rows), page.name
+
+
 def test_links_in_the_docs_lead_somewhere():
     links = [(page, target) for page in PAGES for target in re.findall(r"\]\(([^)#]+)\)", page.read_text())]
     assert len(links) > 5

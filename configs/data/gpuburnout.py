@@ -1,4 +1,4 @@
-"""The first story's mix from the hub: FineWeb-Edu 87, FineMath 10, Python-Edu 3; 30B tokens for `gpuburnout_1b`.
+"""The first story's mix (docs/stories.md) from the hub: FineWeb-Edu 87, FineMath 10, Python-Edu 3; 30B tokens.
 
     jaxlm prepare configs/data/gpuburnout.py
     jaxlm tokenize configs/data/gpuburnout.py

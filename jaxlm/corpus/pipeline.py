@@ -109,18 +109,25 @@ class Books:
         self._write(stage, why.reason, self._hidden(why.detail), document.id, excerpt)
 
     def changed(self, stage: str, document: Document, before: str) -> None:
-        """Records a changed document, unless `_CHANGES` of its stage are recorded already."""
-        if self._changes[stage] < _CHANGES:
-            self._changes[stage] += 1
-            after = document.text
-            # Before cutting and quoting: the stage finds neither half a number nor one after a quoted "\\n".
-            if stage != "pii":
-                before, after = self._hidden(before), self._hidden(after)
-            different = (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b)
-            at = next(different, min(len(before), len(after)))
-            cut = slice(max(0, at - _CONTEXT), at + 2 * _CONTEXT)
-            shown = f"{after[cut]!r}" if stage == "pii" else f"{before[cut]!r} -> {after[cut]!r}"
-            self._write(stage, "", shown, document.id, "")
+        """Records a part of a document before and after its change, unless `_CHANGES` of its stage are recorded already.
+
+        Changes of white space alone are left out. Of personal data only the text after it was replaced is recorded.
+        """
+        after = document.text
+        if self._changes[stage] >= _CHANGES or before.split() == after.split():
+            return
+        if stage != "pii":  # before the cut, of which the stage would not find half a number
+            before, after = self._hidden(before), self._hidden(after)
+        if before.split() == after.split():
+            return
+        self._changes[stage] += 1
+        words = zip(*(re.finditer(r"\S+", text) for text in (before, after)), strict=False)
+        at = next(([a.start(), b.start()] for a, b in words if a[0] != b[0]), [min(len(before), len(after))] * 2)
+        if stage == "html":  # a page's head is longer than what is shown: the first words that stand in both
+            shared = next((run for run in re.findall(r"[\w ,]{30,}", after) if run in before), "")
+            at = [before.find(shared), after.find(shared)]
+        parts = [text[max(0, i - _CONTEXT) : i + 3 * _CONTEXT] for text, i in zip((before, after), at, strict=True)]
+        self._write(stage, "", "" if stage == "pii" else parts[0], document.id, parts[1])
 
     def _write(self, stage: str, reason: str, detail: str, doc_id: str, excerpt: str) -> None:
         record = {"source": self._source, "stage": stage, "reason": reason, "detail": detail}

@@ -319,7 +319,8 @@ def _price(usd: float, gain: float) -> float:
 
 def _words(f: Future) -> str:
     """Returns a future's steps, dollars, gain and price in a few words."""
-    what = f"{f.steps:,} steps to loss {f.loss:.3f} ({f.low:.3f} to {f.high:.3f}), {f.gain:.3f} below now, for ${f.usd:,.2f}"
+    what = f"{f.steps:,} steps to loss {f.loss:.3f} ({f.low:.3f} to {f.high:.3f}), {f.gain:.3f} below now"
+    what += f", for ${f.usd:,.2f}" if f.usd else ""
     price = f.usd_per_centinat
     each = f", ${price:,.2f} for 0.01 nats" if f.usd and math.isfinite(price) else ""
     return f"{'a decay of ' if f.name == DECAY else ''}{what}{each}"

@@ -4,7 +4,8 @@
 
 sources        NAME -> path, read {documents, bytes, failed {reason: n}, failures [..]}, stages [{name, documents_in,
                documents_out, bytes_in, bytes_out, removed {reason: n}, edits {name: n}}], kept {documents, bytes}
-examples       [{source, stage, reason, detail, id, excerpt}] of removed documents
+examples       [{source, stage, reason, detail, id, excerpt}] of removed documents; of changed ones `reason` is
+               "", `detail` a part before the change ("" of personal data) and `excerpt` after it
 clusters       sizes {size: how many}, largest [{size, kept, members [id, ...]}]
 junk, mismatch, tokenizer_fit, manifest      as corpus.audit and data.shards write them
 run            the folder of the run that trains on the data; "" = none
@@ -12,10 +13,12 @@ left_out       what the page lacks, and how to add it
 """
 
 import collections
+import difflib
 import itertools
 import json
 import math
 import pathlib
+import re
 import typing
 from collections.abc import Callable
 
@@ -178,7 +181,7 @@ def _examples(examples: list[dict]) -> Markup:
         groups.setdefault(example["stage"], {}).setdefault(example["reason"], []).append(example)
     parts = [tag("p", "Read some of each: a filter that removes what you would keep is the wrong filter.")]
     for stage, reasons in groups.items():
-        titled = {reason or "changed: before -> after": alike for reason, alike in reasons.items()}
+        titled = {reason or "changed: before and after": alike for reason, alike in reasons.items()}
         inner = [_folded(title, len(alike), *map(_example, alike)) for title, alike in titled.items()]
         parts.append(_folded(tag("b", stage), sum(map(len, reasons.values())), *inner))
     return join(parts)
@@ -190,8 +193,23 @@ def _folded(title: object, number: int, *children: Markup) -> Markup:
 
 def _example(example: dict) -> Markup:
     about = tag("div", tag("b", example["source"]), " ", _id(example["id"]))
+    if not example["reason"] and example["detail"] and example["excerpt"]:
+        return tag("div", about, _change(example["detail"], example["excerpt"]), class_="example")
     detail = tag("div", example["detail"], class_="dim") if example["detail"] else ""
     return tag("div", about, detail, tag("pre", example["excerpt"]) if example["excerpt"] else "", class_="example")
+
+
+def _change(before: str, after: str) -> Markup:
+    """Returns two texts beside each other; words that only one of them has are marked."""
+    words = [re.findall(r"\w+|\W", text) for text in (before, after)]
+    steps = difflib.SequenceMatcher(None, *words, autojunk=False).get_opcodes()
+    if steps[-1][0] != "equal" and len(steps) > 2:  # where both were cut
+        steps[-1] = ("equal", *steps[-1][1:])
+    sides = []
+    for side, mark in enumerate(("del", "ins")):
+        parts = [(step[0], "".join(words[side][step[2 * side + 1] : step[2 * side + 2]])) for step in steps]
+        sides.append(tag("pre", *(part if kind == "equal" or not part else tag(mark, part) for kind, part in parts)))
+    return tag("div", *sides, class_="beside")
 
 
 def _id(text: str) -> Markup:

@@ -70,6 +70,8 @@ details { margin: .4rem 0; } details details { margin-left: 1rem; } summary { cu
 .beside { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem; }
 .beside pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; }
 .example { border-left: 3px solid var(--line); padding: .1rem 0 .1rem .8rem; margin: .8rem 0; font-size: .9rem; }
+del { background: color-mix(in srgb, var(--failed) 25%, transparent); }
+ins { background: color-mix(in srgb, var(--c2) 25%, transparent); text-decoration: none; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--soft); padding: .6rem; border-radius: .4rem;
   font: .8rem/1.45 ui-monospace, monospace; margin: .3rem 0; unicode-bidi: isolate; max-height: 24rem; overflow-y: auto; }
 code { font: .85em ui-monospace, monospace; unicode-bidi: isolate; } .id { overflow-wrap: anywhere; }
@@ -82,7 +84,7 @@ figure { margin: 1rem 0; break-inside: avoid; } figcaption { font-size: .9rem; m
 .mark { stroke: var(--dim); stroke-dasharray: 2 3; } .line { stroke-width: 1.6; stroke-linejoin: round; }
 .dotted { stroke-dasharray: 4 4; }
 .along { font-size: .75rem; color: var(--dim); text-align: center; padding-left: 2.8rem; }
-.unit { margin-left: .8rem; }
+.unit { margin-left: .8rem; white-space: nowrap; }
 .ys, .xs { position: absolute; font-size: .75rem; color: var(--dim); font-variant-numeric: tabular-nums; }
 .ys { left: 0; top: .4rem; bottom: 1.6rem; width: 3.2rem; }
 .ys span { position: absolute; right: 0; transform: translateY(-50%); }
@@ -93,7 +95,9 @@ path.c4 { stroke: var(--c4); } path.c5 { stroke: var(--c5); }
 .key.c2, .bar .c2 { background: var(--c2); } .key.c3, .bar .c3 { background: var(--c3); }
 .key.c4, .bar .c4 { background: var(--c4); } .key.c5, .bar .c5 { background: var(--c5); } .bar.wide { height: 1.2rem; }
 .beside { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 18rem), 1fr)); gap: .8rem; }
-@media (max-width: 40rem) { body { padding: .7rem; } .columns .row { grid-template-columns: 6.5rem 1fr 4rem; }
+@media (max-width: 40rem) { body { padding: .7rem; } .tile { padding: .3rem .5rem; } .tile b { font-size: 1.15rem; }
+  .tiles { grid-template-columns: repeat(auto-fit, minmax(6.5rem, 1fr)); gap: .4rem; }
+  .columns .row { grid-template-columns: 6.5rem 1fr 4rem; }
   th, td { padding: .3rem .4rem; } tbody th { max-width: 8rem; } .bar { min-width: 3rem; }
   td.text:has(> .bar) { min-width: 3rem; } }
 @media print { .scroll { overflow: visible; } table { font-size: .75rem; } pre { max-height: none; }

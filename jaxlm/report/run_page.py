@@ -36,7 +36,7 @@ def write(path: pathlib.Path, summary: dict[str, typing.Any]) -> None:
     parts = [
         ("All stages", took),
         ("All commands", commands),
-        ("Loss", _loss),
+        ("Loss", lambda summary: chart.grid(_curves(summary)[1:])),
         ("Where the time went", _activities),
         ("Bill", _bill),
         ("Three futures", _futures),
@@ -51,30 +51,43 @@ def write(path: pathlib.Path, summary: dict[str, typing.Any]) -> None:
     ]
     rendered = [(title, render(summary)) for title, render in parts]
     sections = [markup.section(title, content) for title, content in rendered if content]
-    lead = join([_about(path, summary["run"]), _tiles(summary)])
+    lead = join([_now(summary), _tiles(summary), *_curves(summary)[:1], _about(path, summary["run"])])
     markup.write(path, f"Run {summary['run']['name']}", lead, sections)
 
 
 def _about(path: pathlib.Path, run: dict) -> Markup:
     data = pathlib.Path(run["data"]) / markup.NAME if run.get("data") else None
-    parts = [tag("p", run["model"], class_="dim"), tag("p", markup.sentence(run.get("ended") or ""))]
+    parts = [tag("p", run["model"], class_="dim")]
     if data and data.is_file():
         parts.append(tag("p", "Trained on ", markup.link("this data", data, path), "."))
     return join(parts)
 
 
+def _now(summary: dict) -> Markup:
+    """Returns how the run stands, and what to do next: the command to try, or the forecast's advice."""
+    run, advice = summary["run"], (summary.get("futures") or {}).get("advice", "")
+    stands = run.get("ended") or ""
+    if not stands and run.get("time") and run.get("left_s"):
+        time = datetime.datetime.fromtimestamp(run["time"], datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+        cost = _paid(summary, f" and {spent(run['left_usd'])}")
+        stands = join([f"training, at {time}; about {duration(run['left_s'])}", *cost, " left"])
+    lines = [markup.sentence(stands)] * bool(stands) + [markup.sentence(f"forecast: {advice}")] * bool(advice)
+    lines += [join(["next: ", tag("code", markup.sentence(run["next"]))])] if run.get("next") else []
+    return join(tag("p", line) for line in lines)
+
+
 def _tiles(summary: dict) -> Markup:
     run, figures = summary["run"], (summary.get("figures") or {}).items()
-    goodput = run.get("goodput")
+    best = run.get("best")
+    lower = best and run["held_out"] is not None and best["loss"] < run["held_out"]
+    better = f", best {_figure(best['loss'])} at step {count(best['step'])}" if lower else ""
     tiles = [(_figure(points[-1][1]), words) for words, points in figures if points]
     tiles += [
-        (f"{count(run['step'])} of {count(run['steps'])}", "steps"),
-        (human(run["tokens"]), "tokens"),
+        (_figure(run.get("held_out")), f"held-out loss{better}"),
         (_figure(run.get("loss")), "training loss"),
-        (_figure(run.get("held_out")), "held-out loss"),
-        (duration(run["wall_s"]), "in all"),
         *_paid(summary, (spent(run["cost_usd"]), "spent")),
-        ("" if goodput is None else f"{100 * goodput:.1f}%", "of the time in new steps"),
+        (count(run["step"]), f"of {count(run['steps'])} steps, {human(run['tokens'])} tokens"),
+        (duration(run["wall_s"]), "in all"),
     ]
     return markup.tiles(tiles)
 
@@ -98,7 +111,8 @@ def _resumes(summary: dict) -> list[float]:
     return [start["step"] for start in summary.get("starts", ()) if start["step"]]
 
 
-def _loss(summary: dict) -> Markup:
+def _curves(summary: dict) -> list[Markup]:
+    """Returns the charts of the losses, first what the run is trained for."""
     held_out = summary.get("held_out") or {}
     about = [Curve(words, points) for words, points in (summary.get("figures") or {}).items() if points]
     mean, nats = [Curve("held out", held_out.get("", ()))], {"unit": "nats a token", "shown": _nats}
@@ -114,7 +128,7 @@ def _loss(summary: dict) -> Markup:
     sources = [Curve(name, points) for name, points in held_out.items() if name]
     if len(sources) > 1:  # one alone is the held-out loss above
         charts.append(chart.lines(sources[:6], "Held-out loss by source", **_BY_STEP, **nats))
-    return chart.grid(charts)
+    return [drawn for drawn in charts if drawn]
 
 
 def _nats(value: float) -> str:
@@ -152,16 +166,13 @@ def _price(usd: float | None) -> str:
 
 def _futures(summary: dict) -> Markup:
     futures = summary.get("futures")
-    if not futures:
-        return Markup("")
     rows = []
-    for row in futures.get("rows", ()):
+    for row in (futures or {}).get("rows", ()):
         loss = f"{row['loss']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
         cost = _paid(summary, spent(row["usd"]), _price(row.get("usd_per_centinat")))
         rows.append((row["name"], count(row["step"]), loss, hours(row["hours"]), *cost))
     head = ("future", "to step", "loss (80%)", "time", *_paid(summary, "cost", "cost of 0.01 nats"))
-    advice = tag("p", markup.sentence(futures.get("advice", "")))
-    return join([advice, table(head, rows, "Futures")]) if rows else advice
+    return table(head, rows, "Futures") if rows else Markup("")
 
 
 def _samples(summary: dict) -> Markup:

@@ -77,6 +77,18 @@ def of_run(folder: pathlib.Path, config: Config) -> Outlook:
     return Outlook(folder, optim.rates(config.optim, steps), steps, config.hardware.usd_per_hour, final)
 
 
+_NEXT = {
+    "pretrain": 'jaxlm sample {} "Once upon a time"',
+    "reward": "jaxlm train ppo --config.origin=SFT_RUN --config.reward.model={} --config.data.path=PROMPTS",
+}
+
+
+def next_command(program: str, folder: pathlib.Path) -> str:
+    """Returns the next command to try after a complete run of a program."""
+    name = f"./{folder}" if str(folder).startswith("-") else str(folder)
+    return _NEXT.get(program, "jaxlm chat {}").format(shlex.quote(name))
+
+
 def write(folder: pathlib.Path, gathered: dict) -> None:
     run_page.write(folder / NAME, gathered)
 
@@ -108,7 +120,9 @@ def gather(folder: pathlib.Path) -> dict[str, typing.Any]:
 
 
 def _run(folder: pathlib.Path, records: list[dict], held_out: dict, book: dict) -> dict[str, typing.Any]:
-    planned = {"model": "", "data": "", "steps": 0, "params": 0, "tokens_per_step": 0}
+    planned = {"model": "", "data": "", "steps": 0, "params": 0, "tokens_per_step": 0, "next": ""}
+    start = book["starts"][-1] if book["starts"] else {}
+    ended = start.get("ended") or {}
     with contextlib.suppress(ConfigError, OSError):
         config = config_lib.resolve(config_files.from_run(folder / "config.json"))
         model, train = config.model, config.train
@@ -119,15 +133,21 @@ def _run(folder: pathlib.Path, records: list[dict], held_out: dict, book: dict) 
             "steps": train.steps,
             "params": count_params(model),
             "tokens_per_step": train.batch_size * train.seq_len,
+            "next": {
+                0: next_command(config.program, folder),
+                1: f"jaxlm train {shlex.quote(str(folder))}",
+                4: f"jaxlm train {shlex.quote(str(folder))}",
+            }.get(ended.get("code"), ""),
         }
     latest, last = lineage.latest(records), records[-1] if records else {}
     trained = [r["train/loss"] for r in records if r.get("train/loss") is not None]
     evaluated = [{"step": step, "loss": loss} for step, loss in held_out.get("", ()) if math.isfinite(loss)]
-    ended = (book["starts"][-1].get("ended") or {}) if book["starts"] else {}
+    step = last.get("step", 0)
+    left_s = (latest.get("wall_s") or 0.0) / step * max(0, planned["steps"] - step) if step else 0.0
     return {
         "name": folder.resolve().name,
         **planned,
-        "step": last.get("step", 0),
+        "step": step,
         "tokens": last.get("tokens") or 0,
         "loss": trained[-1] if trained else None,
         "held_out": evaluated[-1]["loss"] if evaluated else None,
@@ -136,6 +156,9 @@ def _run(folder: pathlib.Path, records: list[dict], held_out: dict, book: dict) 
         "cost_usd": latest.get("cost_usd") or 0.0,
         "goodput": latest.get("goodput"),
         "ended": ended.get("why", ""),
+        "time": latest.get("time"),
+        "left_s": left_s,
+        "left_usd": left_s / 3600 * (start.get("usd_per_hour") or 0.0),
     }
 
 

@@ -176,6 +176,23 @@ def test_what_pii_hides_stays_out_of_the_books(tmp_path):
             assert secret not in found, (secret, found)
 
 
+def test_an_example_of_a_change_is_the_part_that_changed(tmp_path):
+    books = pipeline.Books(tmp_path, "clean", 0, "web")
+    books.changed("unicode", Document("white space", "a"), "white  space\n")  # which shows nothing
+    before, after = (f"{'a ' * 900}{word} {'b ' * 900}" for word in ("cafe", "caf\u00e9"))
+    books.changed("unicode", Document(after, "b"), f"a  {before[2:]}")
+    text = "The lamps of the harbour were lit early"
+    page = f"<html><head>{'<style>a</style>' * 200}</head><p class=x>{text.replace('lit', '<b>lit</b>')}</p></html>"
+    books.changed("html", Document(f"# Lamps\n\n{text.replace('lit', '**lit**')}", "c"), page)
+    books.changed("pii", Document("ask <EMAIL>", "d"), "ask ann@example.org")
+    books.close()
+    records = [json.loads(line) for line in (tmp_path / "examples/clean-000000.jsonl").read_text().splitlines()]
+    (b, c, d) = [(record["detail"], record["excerpt"]) for record in records]
+    assert b == (before[1740:1980], after[1740:1980])
+    assert ["<p class=x>The lamps of the harbour were <b>lit" in c[0], "were **lit** early" in c[1]] == [True, True]
+    assert d == ("", "ask <EMAIL>")
+
+
 def test_a_second_run_does_nothing_and_another_recipe_is_refused(corpus, done):
     assert run(corpus, done.path).sha256 == done.sha256
     with pytest.raises(ConfigError, match=r"prepared with stage near = .*set another --config.data.dir"):

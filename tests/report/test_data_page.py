@@ -125,6 +125,25 @@ def test_what_is_not_there_has_no_section_or_table(tmp_path, summary):
     assert "By size of the group" not in shown.text
 
 
+def test_what_a_change_changed_is_marked(tmp_path, summary):
+    change = {"source": "web", "stage": "unicode", "reason": "", "id": "a"}
+    summary["examples"] = [
+        change
+        | {"detail": "one <i> caf\u00c3\u00a9 is op", "excerpt": "one <i> caf\u00e9 is open to"},  # cut at a length
+        change | {"detail": "old", "excerpt": "new"},
+        change | {"detail": "'old' -> 'new', of an older version", "excerpt": ""},
+        change | {"detail": "", "excerpt": "ask <EMAIL>"},
+    ]
+    text, _ = written(tmp_path, summary)
+    for words in (
+        "<pre>one &lt;i&gt; <del>caf\u00c3\u00a9</del> is op</pre><pre>one &lt;i&gt; <ins>caf\u00e9</ins> is open to</pre>",
+        "<pre><del>old</del></pre><pre><ins>new</ins></pre>",
+        "&#x27;old&#x27; -&gt; &#x27;new&#x27;, of an older version</div></div>",
+        "<pre>ask &lt;EMAIL&gt;</pre>",
+    ):
+        assert words in text, words
+
+
 def test_examples_clusters_junk_and_tokenizer_fit(tmp_path, summary):
     stage = {"stage": "near", "reason": "near duplicate", "detail": "J=.83 with a.html"}
     summary["examples"] = [{"source": "web", **stage, "id": f"page-{i}", "excerpt": f"words {i}"} for i in range(3)]

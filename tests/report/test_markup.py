@@ -95,3 +95,22 @@ def test_the_pages_fit_a_phone_and_a_desk_and_ask_for_nothing(tmp_path):
         shown.show((tmp_path / "hostile.html").as_uri(), 390)
         assert shown.value("document.title") == "asks"
         assert any("Content Security Policy" in line for line in shown.said)
+
+
+@pytest.mark.browser
+@needs_chromium
+def test_the_curve_of_a_run_is_seen_without_scrolling(tmp_path):
+    run, best = SUMMARY["run"], {"step": 20, "loss": 2.9}
+    run = run | {
+        "held_out": 3.0,
+        "best": best,
+        "time": 1.8e9,
+        "left_s": 60.0,
+        "left_usd": 0.5,
+        "next": "jaxlm chat runs/a",
+    }
+    run_page.write(tmp_path / "report.html", SUMMARY | {"run": run})
+    with browser(tmp_path / "profile") as shown:
+        for width, height in ((390, 844), (1200, 800)):
+            shown.show((tmp_path / "report.html").as_uri(), width)
+            assert 0 < shown.value("document.querySelector('svg').getBoundingClientRect().bottom") < height

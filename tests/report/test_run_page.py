@@ -18,8 +18,8 @@ def written(folder, **changed) -> str:
     return (folder / "report.html").read_text()
 
 
-WORDS = ("40 of 60", "$1.25", "75.0%", "&lt;1b&gt;", "Once &lt;b&gt;", "greedy", "temperature 0.7", "a.txt:1", "01234567",
-         "98% repeated, 2% different, loops after 3 words, 50.0% junk", "2026-11-22 20:07 UTC")  # fmt: skip
+WORDS = ("of 60 steps, 5M tokens", "$1.25", "75.0%", "&lt;1b&gt;", "Once &lt;b&gt;", "greedy", "temperature 0.7", "a.txt:1",
+         "01234567", "98% repeated, 2% different, loops after 3 words, 50.0% junk", "2026-11-22 20:07 UTC")  # fmt: skip
 
 
 def test_a_whole_summary_makes_every_section_and_needs_no_script_and_no_request(tmp_path):
@@ -71,7 +71,30 @@ def test_a_run_that_has_just_begun_has_a_page_too(tmp_path):
     run_page.write(tmp_path / "report.html", {"run": RUN | {"loss": None, "goodput": None}})
     text = (tmp_path / "report.html").read_text()
     assert titles(text) == []
-    assert "40 of 60" in text
+    assert "of 60 steps, 5M tokens" in text
+
+
+def test_the_page_begins_with_how_the_run_stands_what_is_next_the_figures_and_a_curve(tmp_path):
+    """Before its list of sections: on a phone too nobody scrolls for these."""
+    run = RUN | {
+        "held_out": 3.0,
+        "best": {"step": 20, "loss": 2.9},
+        "time": 1_795_903_200.0,
+        "left_s": 60.0,
+        "left_usd": 0.42,
+    }
+    lead, rest = written(tmp_path, run=run).split("<nav>")
+    stands, advice = "training, at 2026-11-28 22:00 UTC; about 1m00s and $0.42 left", "forecast: go on"
+    texts = (stands, advice, "3.0000", "best 2.9000 at step 20", "$1.25", "<svg", "llama")
+    assert [text for text in texts if text not in lead] == []
+    assert sorted(texts, key=lead.index) == list(texts)
+    assert "go on" not in rest
+    free = written(tmp_path, run=run | {"cost_usd": 0.0}, futures=None)
+    assert ("about 1m00s left" in free, "go on" in free) == (True, False)
+    done = written(
+        tmp_path, run=run | {"ended": "done", "next": "jaxlm chat a --b=c", "best": {"step": 40, "loss": 3.0}}
+    )
+    assert ("training, at" in done, "next: <code>jaxlm chat a <span" in done, "best 3" in done) == (False, True, False)
 
 
 @pytest.mark.parametrize(("sources", "drawn"), [(("prose",), False), (("prose", "code"), True)])

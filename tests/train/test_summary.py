@@ -1,6 +1,9 @@
 """What a run's files say, for its page and for the forecast: gathered at any moment, whatever is absent or cut short."""
 
 import json
+import pathlib
+
+import pytest
 
 from jaxlm import config
 from jaxlm.config import config_files
@@ -43,6 +46,36 @@ def test_everything_is_gathered(tmp_path):
     assert [spike["step"] for spike in found["spikes"]] == [12]
     assert found["starts"][0]["ended"] == "3 a gate"
     assert found["run"]["ended"] == "a gate"
+
+
+@pytest.mark.parametrize(
+    ("ended", "following"),
+    [
+        ({"code": 0}, "jaxlm sample {} "),
+        ({"code": 4}, "jaxlm train {}"),
+        ({"code": 3}, ""),
+        ({"code": 2}, ""),
+        (None, ""),
+    ],
+)
+def test_what_is_next_follows_from_how_the_run_ended(tmp_path, ended, following):
+    make_run(tmp_path)
+    book = json.loads((tmp_path / "run.json").read_text())
+    book["starts"][0]["ended"] = ended
+    (tmp_path / "run.json").write_text(json.dumps(book))
+    with (tmp_path / "metrics.jsonl").open("a") as out:
+        out.write(json.dumps({"time": 7.0} | line(24, 36.0, 0.3, 9.5)) + "\n")
+    found = outlook.gather(tmp_path)["run"]
+    assert found["next"].startswith(following.format(tmp_path))
+    assert bool(found["next"]) == bool(following)
+    assert (found["time"], found["left_s"], found["left_usd"]) == (7.0, 9.0, 0.005)
+
+
+def test_the_command_after_a_run_is_that_of_its_kind():
+    said = {name: outlook.next_command(name, pathlib.Path("-a b")) for name in ("pretrain", "sft", "grpo", "reward")}
+    assert said["pretrain"] == "jaxlm sample './-a b' \"Once upon a time\""
+    assert said["sft"] == said["grpo"] == "jaxlm chat './-a b'"
+    assert said["reward"].startswith("jaxlm train ppo ")
 
 
 def test_an_empty_folder_has_a_summary_too(tmp_path):

@@ -5,6 +5,7 @@ import functools
 
 import jax
 
+from jaxlm.commands.train import pages
 from jaxlm.commands.train.kind import Opened, Ready
 from jaxlm.devices.processes import from_first, say, together
 from jaxlm.eval import harness, samples
@@ -59,6 +60,7 @@ def make(
         outlook.StopByForecast(look, c.stop, often),
         outlook.Report(look, c.stop, ends),
         bill,
+        pages.Shown(c, folder, opened.mirror, Every(often, ends, end=False)),
         trace.begin,
     ]
     between = [hooks.Here(checkpointer.moved, between), *between]

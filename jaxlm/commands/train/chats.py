@@ -42,8 +42,6 @@ def run(config: Config, args: argparse.Namespace) -> int:
 class Chats(Kind):
     """SFT: next-token prediction on the answers of chats, of all parameters or of an adapter. Raises ConfigError."""
 
-    next_command = "jaxlm chat {}"
-
     def __init__(self, config: Config):
         self._config, self._tokenizer = config, tokenizer(config)
         self.adapter = _adapter(config, self._tokenizer)
@@ -123,10 +121,6 @@ class Pairs(Chats):
     def __init__(self, config: Config):
         super().__init__(config)
         self._scores = config.program == "reward"
-        if self._scores:
-            self.next_command = (
-                "jaxlm train ppo --config.origin=SFT_RUN --config.reward.model={} --config.data.path=PROMPTS"
-            )
 
     def objective(self, model: Transformer, config: Config) -> Objective:
         return reward.make(model, config) if self._scores else dpo.make(model, config)

@@ -44,14 +44,12 @@ class Kind:
       rows: ids whose rows of embedding and head learn at `optim.rows_lr_ratio` times the rate.
       keeps_origin: True if each start reads the origin again, so that the origin must not change.
       trained: what is trained in place of all parameters, in words for the first lines; "" if all are trained.
-      next_command: the next command to try, for the last line; {} stands for the run.
     """
 
     adapter: Adapter | None = None
     rows: tuple[int, ...] = ()
     keeps_origin = False
     trained = ""
-    next_command = 'jaxlm sample {} "Once upon a time"'
 
     def objective(self, model: Transformer, config: Config) -> base.Objective:
         """Returns the objective to minimise."""

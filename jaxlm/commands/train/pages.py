@@ -1,13 +1,18 @@
 """The two pages that training writes: what its data consists of, and how the run went. They link to each other."""
 
+import dataclasses
+import functools
 import os
 import pathlib
+import threading
 
 from jaxlm.config import Config
 from jaxlm.corpus import recipes
 from jaxlm.host import console
 from jaxlm.report import markup
+from jaxlm.run.checkpoints.mirror import Mirror
 from jaxlm.train import outlook
+from jaxlm.train.loop import Every, Hook, Moment
 
 _LEFT_OUT = "audit and mismatch report: jaxlm prepare, with the same config, adds them"
 
@@ -27,12 +32,48 @@ def of_data(config: Config) -> None:
         console.say(f"{root / markup.NAME} is not written: {type(error).__name__}: {error}")
 
 
-def of_run(config: Config, folder: pathlib.Path) -> None:
-    """Writes RUN/report.html from all that the run's files say. An error never ends the run."""
+_WRITING = threading.Lock()  # the page of the run's end must not be replaced by one that another thread began before
+
+
+def of_run(config: Config, folder: pathlib.Path, foretells: bool = True) -> None:
+    """Writes RUN/report.html from all that the run's files say; the forecast is left out unless it `foretells`.
+
+    An error never ends the run.
+    """
     try:
-        outlook.write(folder, outlook.of_run(folder, config).summary(config.stop))
+        with _WRITING:
+            look = outlook.of_run(folder, config)
+            outlook.write(folder, look.summary(config.stop) if foretells else outlook.gather(folder))
     except Exception as error:
         console.say(f"{folder / markup.NAME} is not written: {type(error).__name__}: {error}")
+
+
+@dataclasses.dataclass(eq=False)
+class Shown(Hook):
+    """Has the run's page written and copied to its mirror, where others can watch it. The loop waits for neither.
+
+    The forecast is left out: it would compile and run on the device that trains.
+
+    Args:
+      mirror: None without one, and on all processes but the first.
+    """
+
+    config: Config
+    folder: pathlib.Path
+    mirror: Mirror | None
+    every: Every
+    name = "page"
+    decoration = True
+
+    def due(self, step: int, end: int) -> bool:
+        return bool(self.config.checkpoint.mirror) and self.every.due(step, end)
+
+    def done(self, step: int) -> bool:
+        return True
+
+    def __call__(self, moment: Moment) -> None:
+        if self.mirror:
+            self.mirror.show(functools.partial(of_run, self.config, self.folder, foretells=False))
 
 
 def to_open(folder: pathlib.Path) -> list[str]:

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
-import shlex
 import time
 
 import jax
@@ -27,7 +26,7 @@ from jaxlm.run.scores import Scores
 from jaxlm.run.survive import farewell
 from jaxlm.step.objectives.base import Variables
 from jaxlm.step.state import TrainState
-from jaxlm.train import announcement, hooks, loop, phases, profile, stability, start
+from jaxlm.train import announcement, hooks, loop, outlook, phases, profile, stability, start
 from jaxlm.train.origin import check_base
 
 EXIT_CODES = {loop.DONE: 0, loop.FAILED: 1, loop.REFUSED: 2, loop.STOPPED: 3, loop.PREEMPTED: 4}
@@ -219,7 +218,7 @@ def _conclude(opened: Opened, ending: loop.Ending, clock: Clock) -> None:
             ledger.note(folder, mirrored=mirror.close(c.checkpoint.mirror_timeout_s))
 
     together(write_down, first_only=True)
-    _say_ending(ending, folder, opened.kind.next_command)
+    _say_ending(ending, folder, c.program)
     with clock.spend(MIRROR):
         together(close, first_only=True)
     if ending.code == loop.DONE and jax.process_index() == 0:
@@ -237,7 +236,7 @@ def _record_speed(config: Config, mesh: jax.sharding.Mesh, folder: pathlib.Path)
         machines.record(jax.devices()[0].device_kind, mesh.size, key, speeds[len(speeds) // 2], "train")
 
 
-def _say_ending(ending: loop.Ending, folder: pathlib.Path, next_command: str) -> None:
+def _say_ending(ending: loop.Ending, folder: pathlib.Path, program: str) -> None:
     if ending.why:
         say(ending.why)
     words = {loop.PREEMPTED: "interrupted, the state is saved"}.get(ending.code, ending.code)
@@ -246,5 +245,4 @@ def _say_ending(ending: loop.Ending, folder: pathlib.Path, next_command: str) ->
     for line in pages.to_open(folder) if not goes_on else ():
         say(line)
     if ending.code == loop.DONE:
-        name = f"./{folder}" if str(folder).startswith("-") else str(folder)
-        say(f"next: {next_command.format(shlex.quote(name))}")
+        say(f"next: {outlook.next_command(program, folder)}")

@@ -69,6 +69,7 @@ class Mirror:
         self._wanted: list[int] = []  # steps to copy
         self._copying: int | None = None
         self._due, self._busy, self._closing = False, False, False
+        self._page: Callable[[], object] | None = None
         self.failing = ""
 
         self._whole: set[int] = set()  # steps that were read back
@@ -145,6 +146,12 @@ class Mirror:
             self._wanted = [old for old in self._wanted if old in self._pinned and old != step] + [step]
         self._wake()
 
+    def show(self, write_page: Callable[[], object]) -> None:
+        """Has `write_page` called on the mirror's own thread, and the logs copied after it. Returns at once."""
+        with self._lock:
+            self._page = write_page
+        self._wake()
+
     def roll_back(self, step: int) -> None:
         """Notes that the run went back to `step` (0: to its start). Newer copies no longer count, and are deleted later."""
         self._stale |= {other for other in self._whole if other > step}
@@ -196,6 +203,7 @@ class Mirror:
                 if not self._busy:
                     return
                 steps = sorted(self._wanted, reverse=True)  # the newest protects most
+                write_page, self._page = self._page, None
             for step in steps:
                 self._copying = step
                 if not self._copy(step):
@@ -203,7 +211,10 @@ class Mirror:
             self._copying = None
             if self._stale:
                 self._try(self._rotate)
-            if self._closing and self._run_id and not self.failing:
+            if write_page:
+                with contextlib.suppress(Exception):  # else no later checkpoint would be copied
+                    write_page()
+            if (write_page or self._closing) and self._run_id and not self.failing:
                 self._try(lambda: self._ask("write_logs"))
 
     def _copy(self, step: int) -> bool:

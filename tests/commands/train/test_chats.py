@@ -86,9 +86,7 @@ def test_the_run_stands_alone(base, run):
 
 def test_other_kinds_of_training_only_change_what_they_must(base):
     c = resolved(base)
-    assert chats.Chats(c).next_command == "jaxlm chat {}"
     pairs = chats.Pairs(dataclasses.replace(c, program="reward"))
-    assert pairs.next_command.startswith("jaxlm train ppo")
     assert (pairs.adapter, pairs.trained) == (None, "")
     adapted = chats.Chats(resolved(base, adapter__kind="lora"))
     assert adapted.adapter.row_ids == tuple(range(300, 305))

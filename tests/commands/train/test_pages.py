@@ -1,5 +1,6 @@
 """The pages of a training run: written on the way, linked to each other, and never a reason to end a run."""
 
+import dataclasses
 import json
 import shutil
 
@@ -9,6 +10,8 @@ from jaxlm import config
 from jaxlm.commands.train import pages
 from jaxlm.config import config_files
 from jaxlm.corpus import prepare
+from jaxlm.run.checkpoints.mirror import Mirror
+from jaxlm.train.loop import Every, Moment
 
 TEXT = "the lamps of the harbour were lit and the boats came home over quiet water number"
 
@@ -72,3 +75,19 @@ def test_a_page_that_cannot_be_written_is_a_line(run, tmp_path, capsys):
     assert "runs/one/data/report.html is not written: " in capsys.readouterr().err
     pages.of_run(run, tmp_path / "absent")
     assert pages.to_open(tmp_path / "nothing") == []
+
+
+def test_the_page_of_a_run_that_goes_on_stands_in_its_mirror(run, tmp_path):
+    folder, place = tmp_path / "runs/one", tmp_path / "mirror"
+    c = dataclasses.replace(run, checkpoint=dataclasses.replace(run.checkpoint, mirror=str(place)))
+    (folder / "config.json").write_text(config.to_json(c))
+    (folder / "metrics.jsonl").write_text('{"step": 7, "train/loss": 2.0, "wall_s": 1.0, "tokens": 10}\n')
+    mirror = Mirror(str(place), c.checkpoint, folder)
+    mirror.restore()
+    hook = pages.Shown(c, folder, mirror, Every(10, end=False))
+    assert [hook.due(step, 30) for step in (9, 10, 30)] == [False, True, False]
+    hook(Moment(10, None, {}, print))
+    assert mirror.close(60)
+    assert "<b>7</b>" in (place / "report.html").read_text()
+    dataclasses.replace(hook, mirror=None)(Moment(20, None, {}, print))  # of another process
+    assert not pages.Shown(run, folder, None, Every(10)).due(10, 30)

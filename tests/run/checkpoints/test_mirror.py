@@ -103,6 +103,20 @@ def test_logs_go_along_once_more_at_the_end(run, url):
     assert (run / "report.html").read_bytes() == open(f"{url}/report.html", "rb").read()
 
 
+def test_a_page_is_copied_between_two_checkpoints_and_one_that_fails_costs_no_copy(run, url):
+    mirror = Mirror(url, CONFIG, run)
+    mirror.restore()
+    mirror.show(lambda: (run / "report.html").write_text("so far"))
+    assert mirror.wait(60)
+    assert open(f"{url}/report.html").read() == "so far"
+    assert not os.path.exists(f"{url}/checkpoints")
+    mirror.show(lambda: 1 / 0)
+    mirror.begin(20)
+    assert mirror.wait(60)
+    assert held(url) == [20]
+    assert mirror.close(60)
+
+
 def hang(run):
     """Makes the copy hang between the files and the manifest: a log that is a pipe, which nobody writes to."""
     os.mkfifo(run / "report.html")
