@@ -80,4 +80,4 @@ def pytest_runtest_setup(item):
     """Skips a test of parity where there is nothing to compare with."""
     if item.get_closest_marker("parity"):
         for name in PARITY:
-            pytest.importorskip(name, reason=f"parity needs {name}: pip install 'jaxlm[parity]'")
+            pytest.importorskip(name, reason=f"parity needs {name}: pip install -e '.[parity]'")
