@@ -67,13 +67,12 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 def _next(config: Config, to: str, out: str, place: pathlib.Path, source: export.Source, base: card.Base | None) -> str:
     """Returns a command that uses the export, or what shows how."""
-    folder, card_path = shlex.quote(out), shlex.quote(f"{out}/README.md")
-    chats = chat.speaks(source.tokenizer)
+    folder, card_path, chats = shlex.quote(out), shlex.quote(f"{out}/README.md"), chat.speaks(source.tokenizer)
     if to == "gguf":
         return card.of_llama_cpp(shlex.quote(f"{out}/{place.name}"), chats)
     if base and base.step is not None:
-        written = f"--checkpoint={base.step} --to=hf --out={shlex.quote(f'{out}-base')}"
-        return f"jaxlm export {shlex.quote(source.base[0])} {written}, then as in {card_path}"
+        of = f"{shlex.quote(source.base[0])} --checkpoint={base.step} --to=hf --out={shlex.quote(f'{out}-base')}"
+        return f"jaxlm export {of}, then as in {card_path}"
     if config.program == "reward" or (base and base.ids):
         return f"{card_path} shows how to load it"
     return f"jaxlm chat {folder}" if chats else f'jaxlm sample {folder} "Once upon a time"'
@@ -126,7 +125,6 @@ def _base(opened: origin.Origin) -> tuple[peft.Base, card.Base]:
 def _facts(config: Config, tokenizer: Coder, step: int, name: str, parameters: int) -> card.Facts:
     """Returns the model card's facts, from the files of the run and its data; `_source` adds the facts of the export."""
     folder = pathlib.Path(config.workdir)
-    evaluations = [record for record in lineage.records(folder) if record["step"] <= step and "val/loss" in record]
     gathered, (sources, mixture) = outlook.gather(folder), _sources(config, step)
     return card.Facts(
         name=name,
@@ -143,7 +141,7 @@ def _facts(config: Config, tokenizer: Coder, step: int, name: str, parameters: i
         scores=_scores(folder, step),
         chats=chat.speaks(tokenizer),
         tokenizer_class=hf_folder.tokenizer_class(config.model, tokenizer),
-        evaluation=evaluations[-1] if evaluations else {},
+        evaluation=next((r for r in reversed(lineage.records(folder)) if r["step"] <= step and "val/loss" in r), {}),
         samples=_samples(gathered["samples"], step),
     )
 

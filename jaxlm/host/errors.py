@@ -13,7 +13,6 @@ class RunError(RuntimeError):
 
 def pip_install(extra: str) -> str:
     """Returns the command that installs an extra of jaxlm. It names the checkout, since no package index has jaxlm."""
-    checkout = pathlib.Path(__file__).resolve().parents[2]
-    if (checkout / "pyproject.toml").is_file():
-        return f'pip install -e "{checkout}[{extra}]"'
-    return f'pip install -e ".[{extra}]" in a checkout of jaxlm'
+    place = pathlib.Path(__file__).resolve().parents[2]
+    here = (place / "pyproject.toml").is_file()
+    return f'pip install -e "{place if here else "."}[{extra}]"' + " in a checkout of jaxlm" * (not here)

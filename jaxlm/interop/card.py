@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import textwrap
 import typing
 from collections.abc import Mapping, Sequence
@@ -81,16 +82,8 @@ class Facts:
 
 
 def text(facts: Facts) -> str:
-    parts = [
-        _front(facts),
-        f"# {facts.name}",
-        _model(facts),
-        _use(facts),
-        _samples(facts),
-        _data(facts),
-        _training(facts),
-    ]
-    return "\n\n".join(filter(None, [*parts, _held_out(facts), _scores(facts), _limits(facts)])) + "\n"
+    parts = [_front(facts), f"# {facts.name}", _model(facts), _use(facts), _data(facts), _training(facts)]
+    return "\n\n".join(filter(None, [*parts, _held_out(facts), _samples(facts), _scores(facts), _limits(facts)])) + "\n"
 
 
 def _front(facts: Facts) -> str:
@@ -233,17 +226,13 @@ def _loss(value: float | None) -> str:
 
 def _held_out(facts: Facts) -> str:
     """Returns the table of `val/<source>/loss` and `val/<source>/bits_per_byte`; "" without an evaluation."""
-    rows: dict[str, dict[str, str]] = {}
-    names = {"": "all", "base": "the base model's text"}
-    for key, value in facts.evaluation.items():
-        source, _, measure = key.removeprefix("val/").rpartition("/")
-        if key.startswith("val/") and measure in ("loss", BITS) and isinstance(value, float):
-            rows.setdefault(names.get(source, source), {})[measure] = f"{value:.4f}"
-    if not rows:
-        return ""
-    head = ("source", "loss, nats a token", "bits per byte")
-    table = _table(head, [(source, row.get("loss", ""), row.get(BITS, "")) for source, row in rows.items()])
-    return f"## Held-out loss\n\nAt step {count(facts.evaluation['step'])}, on text that was held out of training.\n\n{table}"
+    cells = {key: f"{value:.4f}" for key, value in facts.evaluation.items() if isinstance(value, float)}
+    places = dict.fromkeys(key.rpartition("/")[0] for key in cells if re.fullmatch(f"val/(.+/)?(loss|{BITS})", key))
+    names = {"val": "all", "val/base": "the base model's text"}
+    rows = [(names.get(at, at[4:]), cells.get(f"{at}/loss", ""), cells.get(f"{at}/{BITS}", "")) for at in places]
+    table = _table(("source", "loss, nats a token", "bits per byte"), rows)
+    about = f"At step {count(facts.evaluation.get('step', 0))}, on text that was held out of training."
+    return f"## Held-out loss\n\n{about}\n\n{table}" if rows else ""
 
 
 def _samples(facts: Facts) -> str:
@@ -251,13 +240,10 @@ def _samples(facts: Facts) -> str:
     if not facts.samples:
         return ""
     step, temperature = facts.samples[0]["step"], facts.samples[0].get("temperature")
-    how = f"drawn at temperature {temperature:g}" if temperature else "the likeliest tokens"
-    parts = [f"## Samples\n\nAt step {count(step)}, {how}; prompts in brackets."]
-    for line in facts.samples[:3]:
-        sample = " ".join(f"[{line['prompt']}]{line['text']}".split())
-        sample = sample[:300] + "..." * (len(sample) > 300)
-        parts.append("\n".join(f"    {row}" for row in textwrap.wrap(sample, 100)))
-    return "\n\n".join(parts)
+    texts = [" ".join(f"[{line['prompt']}]{line['text']}".split())[:300] for line in facts.samples[:3]]
+    shown = [textwrap.fill(text, 100, initial_indent="    ", subsequent_indent="    ") for text in texts]
+    about = f"At step {count(step)}, at temperature {temperature}; prompts in brackets, cut after 300 characters."
+    return "\n\n".join(["## Samples", about, *shown])
 
 
 def _scores(facts: Facts) -> str:

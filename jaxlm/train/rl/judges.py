@@ -29,8 +29,8 @@ import traceback
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from jaxlm.config import pip_install
 from jaxlm.host import files, sandbox_child
+from jaxlm.host.errors import pip_install
 
 # Tasks of reasoning-gym that evaluate an answer as Python, by `eval` or by sympy's `parse_expr`.
 EVALUATED = {
