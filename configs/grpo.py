@@ -1,6 +1,6 @@
 """GRPO: the policy answers each prompt several times, and learns from which answers earned more than the others.
 
-    pip install "jaxlm[rl]"
+    pip install -e ".[rl]"
     jaxlm train grpo --config.workdir=runs/grpo --config.origin=SFT_RUN --config.reward.tasks=reasoning_gym:chain_sum
 
 SFT_RUN is a run of `sft`, or the folder of a Hugging Face chat model. Rewards: tasks with known answers (reward.tasks), a

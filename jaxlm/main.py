@@ -4,6 +4,7 @@ Also the console script `jaxlm`. What is imported here, before signals are held 
 """
 
 import gc
+import os
 import sys
 
 from jaxlm.host import interrupts
@@ -18,6 +19,10 @@ def _run(argv: list[str]) -> int:
     interrupts.hold()
     # A start makes a million objects that stay. To look at them again after every 700 took a tenth of it.
     gc.set_threshold(100_000, 50, 100)
+    if "_ARGCOMPLETE" in os.environ:  # Tab was pressed
+        from jaxlm.cli import completion
+
+        completion.answer()
     from jaxlm.cli import cli
 
     return cli.main(argv, script=True)

@@ -1,6 +1,6 @@
 """Measures GRPO and PPO on a small model and two tasks of reasoning-gym: the table of docs/rl.md.
 
-    pip install "jaxlm[rl]"
+    pip install -e ".[rl]"
     python scripts/rl_figures.py runs/rl
 
 Trains a base of 3M parameters on docstrings and questions, then SFT on the form of an answer, not on right answers: the letters

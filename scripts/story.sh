@@ -40,7 +40,7 @@ command -v jaxlm > /dev/null || refuse 'there is no jaxlm here: pip install -e "
 for given in "$CHATS" "$PAIRS"; do
   [ -z "$given" ] || [ -e "$given" ] || refuse "there is no file or folder $given"
 done
-python -c 'import importlib.util as i; exit(not i.find_spec("reasoning_gym"))' || refuse 'GRPO learns sums of reasoning-gym: pip install "jaxlm[rl]"'
+python -c 'import importlib.util as i; exit(not i.find_spec("reasoning_gym"))' || refuse 'GRPO learns sums of reasoning-gym: pip install -e ".[rl]"'
 
 # The same question to each model, so that the last page shows the answers side by side.
 ask=(--config.sample.prompts="('${ASK//\'/\\\'}',)")

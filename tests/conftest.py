@@ -30,7 +30,7 @@ gc.set_threshold(100_000, 50, 100)  # as jaxlm/main.py: what thousands of tests 
 
 # Minutes each; the rest takes seconds. First in, so that the processes end together.
 LONGEST = (
-    "test_leaderboard.py", "test_commands.py", "test_story.py",
+    "test_leaderboard.py", "test_commands.py", "test_story.py", "test_check_install.py",
     "test_end_to_end.py", "test_prepare.py", "test_models.py", "test_step.py", "test_generate.py",
     "test_supervisor.py", "test_several.py", "test_kills.py", "test_disk.py", "test_damage.py", "test_mirror.py",
 )  # fmt: skip
@@ -80,4 +80,4 @@ def pytest_runtest_setup(item):
     """Skips a test of parity where there is nothing to compare with."""
     if item.get_closest_marker("parity"):
         for name in PARITY:
-            pytest.importorskip(name, reason=f"parity needs {name}: pip install 'jaxlm[parity]'")
+            pytest.importorskip(name, reason=f"parity needs {name}: pip install -e '.[parity]'")

@@ -11,6 +11,7 @@ import tomllib
 import types
 
 import pytest
+from check_install import SMALL
 from documented import ROOT
 
 from jaxlm.config import config_files
@@ -18,12 +19,6 @@ from jaxlm.config import config_files
 README = (ROOT / "README.md").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 KNOWN = {"ARG", "FROM", "WORKDIR", "COPY", "RUN", "USER", "VOLUME", "CMD"}
-SMALL = (
-    "train.steps=2 train.batch_size=1 train.seq_len=32 train.eval_every_steps=0 model.n_layers=1 model.d_model=32 "
-    "model.d_ff=64 model.vocab_size=512 optim.warmup_steps=1 eval.at_start=False eval.max_mb=0.001 "
-    "sample.max_new_tokens=4 prepare.sources.prose.max_bytes=200_000 prepare.sources.math.max_bytes=200_000 "
-    "prepare.sources.code.max_bytes=200_000"
-)
 
 
 def instructions(text: str) -> list[tuple[str, str]]:
@@ -98,6 +93,11 @@ def test_the_notebook_trains_what_the_readme_trains_and_refuses_a_source_that_is
     names = {}
     exec(cells()[0].replace('"jaxlm"', '"git+https://example.com/x"', 1).replace('EXTRA = ""', 'EXTRA = "tpu"'), names)
     assert names["package"] == "jaxlm[tpu] @ git+https://example.com/x"
+    (tmp_path / "notebooks").mkdir()  # opened where it lies
+    (tmp_path / "pyproject.toml").touch()
+    monkeypatch.chdir(tmp_path / "notebooks")
+    exec(cells()[0], names)
+    assert names["package"] == str(tmp_path)
 
 
 @pytest.mark.recipe
@@ -115,7 +115,7 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path, monkeypatch):
     for cell in cells():
         if not cell.startswith("!"):
             exec(cell, names)
-            names |= {"OVERRIDES": " ".join(f"--config.{one}" for one in SMALL.split())} if "OVERRIDES" in names else {}
+            names |= {"OVERRIDES": " ".join(f"--config.{one}" for one in SMALL)} if "OVERRIDES" in names else {}
             continue
         verb, *words = shlex.split(cell[1:].format(**names))
         ran.append([verb, *words])

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -32,6 +33,14 @@ def test_an_older_python_is_refused_in_one_line(module, version, code):
     done = subprocess.run([sys.executable, "-c", pretend + run], cwd=ROOT, capture_output=True, text=True, timeout=60)
     said = "" if code == 0 else "jaxlm needs Python 3.11 or newer; this is Python 3.10\n"
     assert (done.returncode, done.stderr) == (code, said)
+
+
+def test_an_install_into_an_older_python_ends_with_the_same_line(monkeypatch):
+    """Else pip blames a dependency that has no release for that Python."""
+    ast.parse((ROOT / "setup.py").read_text(), feature_version=(3, 6))
+    monkeypatch.setattr(sys, "version_info", (3, 10, 12))
+    with pytest.raises(SystemExit, match=r"^jaxlm needs Python 3.11 or newer; this is Python 3.10$"):
+        runpy.run_path(str(ROOT / "setup.py"))
 
 
 def test_chats_can_be_written_after_a_plain_install():

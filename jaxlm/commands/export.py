@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import json
 import pathlib
+import shlex
 
 import jax
 import numpy as np
@@ -19,7 +20,9 @@ from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.devices import tree
 from jaxlm.eval import results
 from jaxlm.host.console import duration, say
+from jaxlm.host.files import is_number
 from jaxlm.interop import card, export, gguf, hf_config, hf_folder, inherit, leaves, peft
+from jaxlm.run import lineage
 from jaxlm.train import origin, outlook
 
 
@@ -57,7 +60,22 @@ def run(config: Config, args: argparse.Namespace) -> int:
     say(
         f"done: {done.place}, step {step} (written in {duration(done.writing_s)}, checked in {duration(done.checking_s)})"
     )
+    say(f"to the hub: hf upload YOU/{shlex.quote(source.name)} {shlex.quote(args.out)} --private (docs/export.md)")
+    say(f"next: {_next(config, args.to, args.out, done.place, source, base)}")
     return 0
+
+
+def _next(config: Config, to: str, out: str, place: pathlib.Path, source: export.Source, base: card.Base | None) -> str:
+    """Returns a command that uses the export, or what shows how."""
+    folder, card_path, chats = shlex.quote(out), shlex.quote(f"{out}/README.md"), chat.speaks(source.tokenizer)
+    if to == "gguf":
+        return card.of_llama_cpp(shlex.quote(f"{out}/{place.name}"), chats)
+    if base and base.step is not None:
+        of = f"{shlex.quote(source.base[0])} --checkpoint={base.step} --to=hf --out={shlex.quote(f'{out}-base')}"
+        return f"jaxlm export {of}, then as in {card_path}"
+    if config.program == "reward" or (base and base.ids):
+        return f"{card_path} shows how to load it"
+    return f"jaxlm chat {folder}" if chats else f'jaxlm sample {folder} "Once upon a time"'
 
 
 def _check_kind(config: Config, opened: origin.Origin, to: str) -> None:
@@ -123,7 +141,16 @@ def _facts(config: Config, tokenizer: Coder, step: int, name: str, parameters: i
         scores=_scores(folder, step),
         chats=chat.speaks(tokenizer),
         tokenizer_class=hf_folder.tokenizer_class(config.model, tokenizer),
+        evaluation=next((r for r in reversed(lineage.records(folder)) if r["step"] <= step and "val/loss" in r), {}),
+        samples=_samples(gathered["samples"], step),
     )
+
+
+def _samples(texts: dict[str, list[dict]], step: int) -> list[dict]:
+    """Returns the samples of the latest step up to `step`, the drawn one of each prompt if there is one."""
+    lines = [one for lines in texts.values() for one in lines if is_number(one.get("step")) and one["step"] <= step]
+    latest = max((line["step"] for line in lines), default=0)
+    return [*{line["prompt"]: line for line in lines if line["step"] == latest}.values()]
 
 
 def _sources(config: Config, step: int) -> tuple[dict[str, dict], str]:

@@ -10,7 +10,7 @@ import socket
 
 import jax
 
-from jaxlm.config import Config, ConfigError
+from jaxlm.config import Config, ConfigError, pip_install
 from jaxlm.data.chats import chat
 from jaxlm.devices.processes import say
 from jaxlm.eval import model
@@ -45,7 +45,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
 def _check(config: Config, args: argparse.Namespace) -> None:
     missing = [name.replace("_", "-") for name in _NEEDS if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f'jaxlm serve needs {", ".join(missing)}: pip install "jaxlm[serve]"')
+        raise ConfigError(f"jaxlm serve needs {', '.join(missing)}: {pip_install('serve')}")
     model.check_run(config, args.config)
     if config.distributed.num_processes > 1:
         raise ConfigError("jaxlm serve runs in one process: start it without distributed.num_processes")

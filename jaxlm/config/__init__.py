@@ -32,4 +32,4 @@ from jaxlm.config.schema import (
     StopConfig,
     TrainConfig,
 )
-from jaxlm.host.errors import ConfigError, RunError
+from jaxlm.host.errors import ConfigError, RunError, pip_install

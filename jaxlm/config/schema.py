@@ -187,7 +187,7 @@ class CheckpointConfig:
 class RedteamConfig:
     scorers: tuple[str, ...] = key((), "MODULE:FUNCTION, ...: (prompts, texts) -> a score from 0 to 1 of each text")
     toxicity: bool = key(
-        True, 'False: no toxicity scores, and no category toxic (for those: pip install "jaxlm[toxicity]")'
+        True, 'False: no toxicity scores, and no category toxic (for those: pip install -e ".[toxicity]")'
     )
     search_tokens: Annotated[int, at_least(0, most=10**18)] = key(
         1_000_000_000, "of the training data searched for what the model wrote; 0 = all"
@@ -325,7 +325,7 @@ class RunsConfig:
 @dataclasses.dataclass(frozen=True)
 class NotifyConfig:
     urls: tuple[str, ...] = key(
-        (), 'https:// = webhook (JSON); other schemes need pip install "jaxlm[notify]" (apprise)'
+        (), 'https:// = webhook (JSON); other schemes need pip install -e ".[notify]" (apprise)'
     )
     events: tuple[Literal["gate", "stall", "crash", "end", "budget"], ...] = key(
         ("gate", "stall", "crash", "end", "budget"), "what is told"
@@ -347,7 +347,7 @@ class LogConfig:
     every_steps: Annotated[int, at_least(1, most=10**12)] = key(10, "a line of metrics.jsonl and of the terminal")
     parameters: bool = key(False, "True: show the table of all parameters and their shapes at the start")
     tensorboard: bool = key(True, "write WORKDIR/tensorboard")
-    wandb: Literal["", "offline", "online"] = key("", 'Weights & Biases (pip install "jaxlm[wandb]"); "" = off')
+    wandb: Literal["", "offline", "online"] = key("", 'Weights & Biases (pip install -e ".[wandb]"); "" = off')
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ from datatrove.executor.base import PipelineExecutor
 from datatrove.pipeline.base import PipelineStep
 from loguru import logger
 
-from jaxlm.config import ConfigError, PrepareConfig, RunError
+from jaxlm.config import ConfigError, PrepareConfig, RunError, pip_install
 from jaxlm.corpus import tally
 from jaxlm.host import console, files
 
@@ -187,7 +187,7 @@ def _ray(settings: PrepareConfig, pipeline: list, tasks: int, logging_dir: str) 
         import ray
         from datatrove.executor.ray import RayPipelineExecutor
     except ImportError:
-        raise ConfigError("engine=ray needs Ray: pip install 'jaxlm[ray]'") from None
+        raise ConfigError(f"engine=ray needs Ray: {pip_install('ray')}") from None
     if not ray.is_initialized():
         ray.init(log_to_driver=False, logging_level="ERROR", **_options(settings))
     return RayPipelineExecutor(

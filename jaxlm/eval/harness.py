@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import jax
 from jax.sharding import Mesh
 
-from jaxlm.config import Config, ConfigError, EvalConfig
+from jaxlm.config import Config, ConfigError, EvalConfig, pip_install
 from jaxlm.data.chats import chat
 from jaxlm.data.shards.shards import DataDir
 from jaxlm.data.tokenizer.coder import Encoded
@@ -97,7 +97,7 @@ def _own_name(name: str) -> str:
 
 def _load(names: list[str], settings: EvalConfig, cache: str) -> dict[str, dict]:
     if importlib.util.find_spec("lm_eval") is None:
-        raise ConfigError(f'{names[0]} needs lm-evaluation-harness: pip install "jaxlm[eval]"')
+        raise ConfigError(f"{names[0]} needs lm-evaluation-harness: {pip_install('eval')}")
     for key, value in _QUIET.items():
         os.environ.setdefault(key, value)
     if settings.data_dir:

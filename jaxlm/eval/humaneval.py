@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 
-from jaxlm.config import ConfigError, EvalConfig, RunError
+from jaxlm.config import ConfigError, EvalConfig, RunError, pip_install
 from jaxlm.corpus.benchmarks import reading
 from jaxlm.data.tokenizer.ids import document
 from jaxlm.eval import completions
@@ -100,7 +100,7 @@ def _from_hub() -> list[dict]:
     try:
         import datasets
     except ImportError:
-        raise ConfigError('humaneval needs the hub\'s datasets: pip install "jaxlm[eval]"') from None
+        raise ConfigError(f"humaneval needs the hub's datasets: {pip_install('eval')}") from None
     try:
         return list(datasets.load_dataset(DATASET, split="test"))
     except (OSError, ValueError, RuntimeError) as error:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import re
+import textwrap
 import typing
 from collections.abc import Mapping, Sequence
 
@@ -52,6 +54,8 @@ class Facts:
       mixture: the mixtures in words, if the run has two (`sources` has the shares of the first); else "".
       licences: source -> the licences that its preparation allowed; empty if it did not filter by licence.
       scores: benchmarks of this checkpoint.
+      evaluation: the latest record of metrics.jsonl at or before `step` that has held-out losses; {} if there is none.
+      samples: lines of the latest file in samples/ at or before `step`, one for each prompt.
       chats: True if the tokenizer has a chat template.
       tokenizer_class: the class of transformers that loads the tokenizer, AutoTokenizer if possible.
       base: the adapter's base; None if the export is a whole model.
@@ -71,13 +75,15 @@ class Facts:
     scores: Sequence[Score]
     chats: bool
     tokenizer_class: str
+    evaluation: Mapping[str, typing.Any] = dataclasses.field(default_factory=dict)
+    samples: Sequence[Mapping[str, typing.Any]] = ()
     rewards: bool = False
     base: Base | None = None
 
 
 def text(facts: Facts) -> str:
     parts = [_front(facts), f"# {facts.name}", _model(facts), _use(facts), _data(facts), _training(facts)]
-    return "\n\n".join([*parts, _scores(facts), _limits(facts)]) + "\n"
+    return "\n\n".join(filter(None, [*parts, _held_out(facts), _samples(facts), _scores(facts), _limits(facts)])) + "\n"
 
 
 def _front(facts: Facts) -> str:
@@ -112,12 +118,17 @@ def _model(facts: Facts) -> str:
 
 def _use(facts: Facts) -> str:
     if facts.to == "gguf":
-        return f'## Use\n\n    llama-cli -m {facts.file} -p "Once upon a time"'
+        return f"## Use\n\n    {of_llama_cpp(facts.file, facts.chats)}"
     if facts.rewards:
         code, note = _use_scores(facts)
     else:
         code, note = _use_adapter(facts, facts.base) if facts.base else _use_model(facts)
     return "\n".join(["## Use", "", *(f"    {line}" for line in code), "", note])
+
+
+def of_llama_cpp(file: str, chats: bool) -> str:
+    """Returns the command of llama.cpp for a GGUF file. Its llama-cli only chats; llama-completion continues a text."""
+    return f"llama-cli -m {file}" if chats else f'llama-completion -m {file} -no-cnv -p "Once upon a time"'
 
 
 def _use_model(facts: Facts) -> tuple[list[str], str]:
@@ -197,9 +208,7 @@ def _training(facts: Facts) -> str:
         return "## Training\n\nNone by jaxlm: these are the weights that a run began with."
     if run.get("cost_usd"):
         cost = f", {dollars(run['cost_usd'])}"
-    line = f"{count(run['step'])} steps, {human(run['tokens'])} tokens, {duration(run['wall_s'])}{cost}"
-    if run.get("held_out") is not None:
-        line += f"; held-out loss {run['held_out']:.4f} nats a token"
+    line = f"The run took {count(run['step'])} steps, {human(run['tokens'])} tokens, {duration(run['wall_s'])}{cost}"
     parts = ["## Training", line + "."]
     latest = {row["phase"]: row for row in facts.phases}
     if latest:
@@ -213,6 +222,28 @@ def _training(facts: Facts) -> str:
 
 def _loss(value: float | None) -> str:
     return "" if value is None else f"{value:.4f}"
+
+
+def _held_out(facts: Facts) -> str:
+    """Returns the table of `val/<source>/loss` and `val/<source>/bits_per_byte`; "" without an evaluation."""
+    cells = {key: f"{value:.4f}" for key, value in facts.evaluation.items() if isinstance(value, float)}
+    places = dict.fromkeys(key.rpartition("/")[0] for key in cells if re.fullmatch(f"val/(.+/)?(loss|{BITS})", key))
+    names = {"val": "all", "val/base": "the base model's text"}
+    rows = [(names.get(at, at[4:]), cells.get(f"{at}/loss", ""), cells.get(f"{at}/{BITS}", "")) for at in places]
+    table = _table(("source", "loss, nats a token", "bits per byte"), rows)
+    about = f"At step {count(facts.evaluation.get('step', 0))}, on text that was held out of training."
+    return f"## Held-out loss\n\n{about}\n\n{table}" if rows else ""
+
+
+def _samples(facts: Facts) -> str:
+    """Returns the first three samples, shortened; "" without samples."""
+    if not facts.samples:
+        return ""
+    step, temperature = facts.samples[0]["step"], facts.samples[0].get("temperature")
+    texts = [" ".join(f"[{line['prompt']}]{line['text']}".split())[:300] for line in facts.samples[:3]]
+    shown = [textwrap.fill(text, 100, initial_indent="    ", subsequent_indent="    ") for text in texts]
+    about = f"At step {count(step)}, at temperature {temperature}; prompts in brackets, cut after 300 characters."
+    return "\n\n".join(["## Samples", about, *shown])
 
 
 def _scores(facts: Facts) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from jaxlm.config import ConfigError, ModelConfig
+from jaxlm.config import ConfigError, ModelConfig, pip_install
 from jaxlm.data.chats import chat
 from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.data.tokenizer.ours import Tokenizer
@@ -34,7 +34,7 @@ def package() -> typing.Any:
     try:
         return importlib.import_module("gguf")
     except ImportError:
-        raise ConfigError('--to=gguf needs the package gguf: pip install "jaxlm[gguf]"') from None
+        raise ConfigError(f"--to=gguf needs the package gguf: {pip_install('gguf')}") from None
 
 
 def architecture(config: ModelConfig) -> str:

@@ -1,6 +1,6 @@
 """Compiles the real train step from shapes alone, for devices that may be absent; measures memory, needed and available.
 
-With JAX's CUDA plugin (`pip install "jaxlm[cuda12]"`; no GPU is needed), XLA's GPU compiler compiles the step for H100s. Else
+With JAX's CUDA plugin (`pip install -e ".[cuda12]"`; no GPU is needed), XLA's GPU compiler compiles the step for H100s. Else
 the step is compiled for fake CPU devices, in float32: the memory of that program says little about a GPU.
 """
 

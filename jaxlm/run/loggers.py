@@ -13,7 +13,7 @@ import time
 import typing
 from collections.abc import Callable
 
-from jaxlm.config import ConfigError, LogConfig
+from jaxlm.config import ConfigError, LogConfig, pip_install
 from jaxlm.host import files
 from jaxlm.host.console import say
 from jaxlm.host.redact import redact
@@ -55,7 +55,7 @@ class Writer:
 
 def check(config: LogConfig) -> None:
     if config.wandb and importlib.util.find_spec("wandb") is None:
-        raise ConfigError(f'config.log.wandb={config.wandb!r} needs Weights & Biases: pip install "jaxlm[wandb]"')
+        raise ConfigError(f"config.log.wandb={config.wandb!r} needs Weights & Biases: {pip_install('wandb')}")
 
 
 class _Guarded:

@@ -14,7 +14,7 @@ from jaxlm.serve.body import Refused
 # On one line, spaced as in text: with free white space, a small model may write nothing else.
 _FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _MOST_SCHEMA = 2**16  # bytes: reading a schema blocks all other requests
-_MISSING = 'response_format needs the library llguidance on the server: pip install "jaxlm[serve]"'
+_MISSING = "response_format needs the library llguidance on the server: pip install llguidance"
 
 
 class Guides:

@@ -1,8 +1,12 @@
 """`jaxlm export` as its user meets it: a run's checkpoint in, a folder out, one line for what can't be."""
 
 import dataclasses
+import functools
 import json
+import re
+import shlex
 import shutil
+import types
 
 import pytest
 import tiny_data
@@ -35,6 +39,14 @@ def run(tmp_path_factory):
     coder.write(data.tokenizer(), folder / TOKENIZER)
     scored = results.TaskResult("arc_easy", {"acc": 0.41}, {"acc": 0.01}, 0.25, 5, [results.Item("1", {"acc": 1.0})])
     results.write(folder, [scored], {"step": 0})
+    losses = {"val/loss": 2.5, "val/a/loss": 2.25, "val/a/bits_per_byte": 1.125, "val/text_loss": 9.0}
+    lines = [{"step": 0, "time": 1.0, **losses}, {"step": 9, "time": 2.0, "val/loss": 1.0}]  # of a later checkpoint
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "samples").mkdir()
+    for step in (0, 9):
+        texts = {0.0: f" the likeliest at {step}", 0.8: f" drawn\n at {step} " + "and on " * 60}
+        lines = [{"step": step, "prompt": "Once", "temperature": t, "text": text} for t, text in texts.items()]
+        (folder / f"samples/{step}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 
 
@@ -53,9 +65,41 @@ def test_a_run_is_exported_with_its_card(run, tmp_path, capsys):
     assert "| arc_easy | acc | 0.410 ± 0.020 | 0.250 | 5 | 1 |" in card
     assert "| b | test:b | 75.0% |" in card
     assert "look it up before you publish" in card
+    assert "At step 0, on text that was held out" in card
+    rows = re.search(r"bits per byte \|\n.*\n((\|.*\n)+)", card)[1]
+    assert rows == "| all | 2.5000 |  |\n| a | 2.2500 | 1.1250 |\n"
+    assert "At step 0, at temperature 0.8; prompts in brackets, cut after 300 characters." in card
+    sample = re.search(r"\n\n(    \[Once\] drawn at 0 and on(.|\n)*?)\n\n", card)[1]
+    assert len("".join(row[4:] for row in sample.splitlines())) in (297, 298, 299, 300)
     assert cli.main(["export", str(run), "--to=gguf", f"--out={tmp_path / 'gguf'}", "--dtype=q8_0"]) == 0
     assert "done: " in capsys.readouterr().err
+    card = (tmp_path / "gguf/README.md").read_text()
+    assert 'llama-completion -m mine-q8_0.gguf -no-cnv -p "Once upon a time"' in card
     assert (tmp_path / "gguf" / "mine-q8_0.gguf").is_file()
+
+
+def test_it_ends_with_what_reads_the_folder_and_what_uploads_it(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["export", str(run), "--to=hf", "--out=my out"]) == 0
+    upload, uses = capsys.readouterr().err.splitlines()[-2:]
+    assert upload == "to the hub: hf upload YOU/mine 'my out' --private (docs/export.md)"
+    assert uses == "next: jaxlm sample 'my out' \"Once upon a time\""
+    assert cli.main([*shlex.split(uses)[2:], "--max-new-tokens=2"]) == 0
+    c, source = (
+        config.resolve(config_files.of_run(run, [])),
+        types.SimpleNamespace(tokenizer=None, base=("runs/b", "7")),
+    )
+    monkeypatch.setattr(export.chat, "speaks", lambda tokenizer: True)
+    of = functools.partial(export._next, c, out="o", place=tmp_path / "mine-f16.gguf", source=source, base=None)
+    assert of(to="hf") == "jaxlm chat o"
+    assert of(to="gguf") == "llama-cli -m o/mine-f16.gguf"  # which only chats
+    assert of(to="peft", base=card.Base("b", 7, 0, "none")) == (
+        "jaxlm export runs/b --checkpoint=7 --to=hf --out=o-base, then as in o/README.md"
+    )
+    assert of(to="peft", base=card.Base("b", None, 0, "none")) == "jaxlm chat o"
+    assert of(to="peft", base=card.Base("b", None, 300, "none")) == "o/README.md shows how to load it"
+    reward = functools.partial(of.func, dataclasses.replace(c, program="reward"), **of.keywords)
+    assert reward(to="hf") == "o/README.md shows how to load it"
 
 
 def test_the_card_tells_of_a_final_mixture_if_the_checkpoint_has_seen_it(run):

@@ -86,5 +86,5 @@ def test_no_run_and_no_libraries(run, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="no run in"):
         serve.run(types.SimpleNamespace(workdir=str(tmp_path)), args)
     monkeypatch.setattr(serve.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r'pip install "jaxlm\[serve\]"'):
+    with pytest.raises(ConfigError, match=r'pip install -e ".*/.*\[serve\]"'):
         serve.run(types.SimpleNamespace(workdir=str(run)), args)

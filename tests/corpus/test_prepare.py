@@ -534,7 +534,7 @@ def test_a_killed_worker_is_noticed(corpus, tmp_path):
 
 @pytest.mark.engines
 def test_ray_gives_the_same(corpus, done, tmp_path):
-    pytest.importorskip("ray", reason="pip install 'jaxlm[ray]'")
+    pytest.importorskip("ray", reason="pip install -e '.[ray]'")
     words = command(corpus, tmp_path, "engine=ray", "prepare.workers=2", "prepare.engine_options=('num_cpus=2',)")
     subprocess.run(words, check=True, timeout=400)
     assert prepare.open_prepared(tmp_path).sha256 == done.sha256

@@ -165,7 +165,7 @@ def test_what_is_missing_is_told_at_the_start(monkeypatch):
     toxicity._model.cache_clear()
     monkeypatch.setitem(sys.modules, "profanity_check.profanity_check", None)
     with pytest.raises(
-        ConfigError, match=r"^redteam needs .*pip install 'jaxlm\[toxicity\]', or .*eval\.redteam\.toxicity=False$"
+        ConfigError, match=r"^redteam needs .*pip install -e .*/.*\[toxicity\]., or .*eval\.redteam\.toxicity=False$"
     ):
         harness.Benchmarks(["redteam"], settings(toxicity=True))
     harness.Benchmarks(["redteam"], settings())

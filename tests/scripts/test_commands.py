@@ -45,6 +45,7 @@ PARSED = {
     r"jaxlm serve \S+( --(port|rows)=\d+)*$|jaxlm arena RUN_A|jaxlm arena runs": PEOPLE,
     r"scripts/story.sh": "minutes; pytest -m recipe runs all of it, small",
     r"python scripts/hub_layout": "files of questions, of which there are none; tests/tiny_eval.py lays some out",
+    r"python scripts/check_install": "installs, minutes for each Python",
     r"python scripts/(same_bits|check_plan|make_techdocs_corpus|posttrain_figures|hh_figures)": "hours, a GPU or the network",
     r"python scripts/bench_(gpu|step|overhead|data|recipe)": "a GPU, another package, hours",
 }

@@ -197,7 +197,7 @@ OWN_1B = {"SIZE": "1b", "DOCS": "docs"}
         ({"OUT": "chats.jsonl"}, {}, "story: OUT=chats.jsonl is a file: name a folder\n"),
         ({"USD_PER_HOUR": "abc"}, {}, "story: USD_PER_HOUR=abc: a number, such as 2.7\n"),
         ({"CHATS": "chat.jsonl"}, {}, "story: there is no file or folder chat.jsonl\n"),
-        ({}, {"reasoning_gym": 1}, 'story: GRPO learns sums of reasoning-gym: pip install "jaxlm[rl]"\n'),
+        ({}, {"reasoning_gym": 1}, 'story: GRPO learns sums of reasoning-gym: pip install -e ".[rl]"\n'),
         ({"DPO_FLAGS": "--config.dpo.bta=1"}, {"flags": 2}, ""),  # the line is story_data's, see above
     ],
 )
@@ -265,7 +265,7 @@ def test_a_gpu_has_the_price_of_the_prices_file(name, gigabytes, usd):
 @pytest.mark.timeout(1500)
 def test_all_of_it_small(tmp_path):
     """Raw documents to an assistant, in the order of a newcomer, by real programs."""
-    pytest.importorskip("reasoning_gym", reason="the story ends with sums of reasoning-gym: pip install 'jaxlm[rl]'")
+    pytest.importorskip("reasoning_gym", reason="the story ends with sums of reasoning-gym: pip install -e '.[rl]'")
     env = os.environ | {"SIZE": "tiny", "OUT": str(tmp_path / "out"), "USD_PER_HOUR": "36", "PYTHONPATH": str(ROOT)}
     env["PATH"] = f"{pathlib.Path(sys.executable).parent}:{env['PATH']}"
     done = subprocess.run([SCRIPT], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)

@@ -10,7 +10,7 @@ import types
 import typing
 from collections.abc import Iterator
 
-from jaxlm.config import ConfigError
+from jaxlm.config import ConfigError, pip_install
 from jaxlm.corpus.sources import base, files
 from jaxlm.corpus.sources.base import Part, SourceSpec, SourceStats
 from jaxlm.corpus.stage import Document
@@ -91,7 +91,7 @@ def _datasets() -> types.ModuleType:
     try:
         import datasets
     except ImportError:
-        raise ConfigError("the hub needs datasets: pip install 'jaxlm[hub]', or give data.hub_dir") from None
+        raise ConfigError(f"the hub needs datasets: {pip_install('hub')}, or give data.hub_dir") from None
     return datasets
 
 

@@ -12,7 +12,7 @@ import types
 import ahocorasick
 import numpy as np
 
-from jaxlm.config import ConfigError
+from jaxlm.config import ConfigError, pip_install
 from jaxlm.corpus.stage import Document, Edits, Remove, Settings, Stage
 
 _SPACELESS = re.compile("[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")  # Thai, Japanese, Chinese
@@ -59,7 +59,7 @@ def require(who: str, otherwise: str) -> None:
     try:
         _model()
     except ImportError:
-        needed = "needs alt-profanity-check: pip install 'jaxlm[toxicity]'"
+        needed = f"needs alt-profanity-check: {pip_install('toxicity')}"
         raise ConfigError(f"{who} {needed}, or {otherwise}") from None
 
 

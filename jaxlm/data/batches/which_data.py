@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from ml_collections import config_dict
 
-from jaxlm.config import Config, ConfigError, config_files
+from jaxlm.config import Config, ConfigError, config_files, pip_install
 from jaxlm.corpus.recipes import MANIFEST as PREPARED
 from jaxlm.corpus.sources import registry
 from jaxlm.data.shards.manifest import MANIFEST
@@ -104,7 +104,7 @@ def check(config: Config, word: str | None, overrides: Sequence[str], say: Calla
     if maker := _maker(config.data.dir):
         sources = config_files.load(maker).prepare.sources.values()
         hub = any(source.path.startswith("hub:") for source in sources)
-        first = " (its sources come from the hub: pip install 'jaxlm[hub]' first)" if hub else ""
+        first = f" (its sources come from the hub: {pip_install('hub')} first)" if hub else ""
         raise ConfigError(
             f"no data in {folder}: make it with jaxlm prepare {maker} and jaxlm tokenize {maker}{first}, {texts}"
         )

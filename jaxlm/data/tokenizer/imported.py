@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from jaxlm.config import ConfigError
+from jaxlm.config import ConfigError, pip_install
 from jaxlm.data.tokenizer.ours import GUARD, Tokenizer, controls_of, encode_marked
 from jaxlm.host.files import json_of
 
@@ -26,7 +26,7 @@ COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", JINJA)
 _MOST_IDS = 10_000_000  # no tokenizer has so many; a table of raw bytes has a row for each
 _SPACE = "\u2581"
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
-_MISSING = 'this model has a tokenizer.json, which needs the library tokenizers: pip install "jaxlm[hf]"'
+_MISSING = f"this model has a tokenizer.json, which needs the library tokenizers: {pip_install('hf')}"
 
 
 class HfTokenizer:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxlm import models
-from jaxlm.config import Config, MeshConfig
+from jaxlm.config import Config, MeshConfig, pip_install
 from jaxlm.devices import sharding
 from jaxlm.host.console import count, gigabytes, human, size
 from jaxlm.plan import fit, flops, lower, memory
@@ -63,7 +63,7 @@ def present(gpu_present: bool) -> Finding:
     figures = {"platform": first.platform, "kind": first.device_kind, "devices": len(devices), "processes": processes}
     text = f"{len(devices)} x {first.device_kind} ({first.platform}){f', {processes} processes' * (processes > 1)}"
     if gpu_present and first.platform == "cpu" and "cpu" not in os.environ.get("JAX_PLATFORMS", ""):
-        return Finding("devices", FAIL, f'{text}, though there is an NVIDIA GPU: pip install "jaxlm[cuda12]"', figures)
+        return Finding("devices", FAIL, f"{text}, though there is an NVIDIA GPU: {pip_install('cuda12')}", figures)
     return Finding("devices", OK, text, figures)
 
 

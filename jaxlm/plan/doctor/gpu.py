@@ -13,6 +13,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator
 
+from jaxlm.config import pip_install
 from jaxlm.host.console import gigabytes
 from jaxlm.plan.doctor.findings import FAIL, OK, WARN, Finding
 
@@ -52,7 +53,7 @@ def present(root: pathlib.Path = pathlib.Path("/")) -> bool:
 def check(nvml: types.ModuleType | None, kernel_log: str, has_device: bool) -> list[Finding]:
     """Returns a finding for each problem of a card; for a sound card one with its figures. Call it before JAX takes memory."""
     if nvml is None:
-        missing = Finding("gpu", WARN, 'health not checked: pip install "jaxlm[gpu]" (nvidia-ml-py)')
+        missing = Finding("gpu", WARN, f"health not checked: {pip_install('gpu')} (nvidia-ml-py)")
         return [missing if has_device else _NONE]
     try:
         nvml.nvmlInit()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 
 import fsspec
 
-from jaxlm.config import CheckpointConfig, ConfigError, RunError
+from jaxlm.config import CheckpointConfig, ConfigError, RunError, pip_install
 from jaxlm.host import console
 from jaxlm.host.child import Child, Died
 from jaxlm.host.redact import redact_url
@@ -362,7 +362,7 @@ def check(url: str, workdir: pathlib.Path) -> None:
     if protocol in _NOT_KEPT or protocol not in fsspec.available_protocols():
         raise ConfigError(f"{shown}: {protocol}:// can't hold a mirror: give a folder, s3://, gs:// or hf://")
     if importlib.util.find_spec(module) is None:
-        raise ConfigError(f'{shown} needs a package: pip install "jaxlm[{extra}]"')
+        raise ConfigError(f"{shown} needs a package: {pip_install(extra)}")
     if protocol == "file":
         folder = pathlib.Path(remote.file_system(url)[1]).resolve()
         if folder.is_relative_to(pathlib.Path(workdir).resolve()):

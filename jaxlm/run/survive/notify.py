@@ -25,7 +25,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable
 
-from jaxlm.config import ConfigError, NotifyConfig, RunsConfig
+from jaxlm.config import ConfigError, NotifyConfig, RunsConfig, pip_install
 from jaxlm.host import console
 from jaxlm.host.redact import redact, redact_url
 
@@ -69,7 +69,7 @@ def _check_url(shown: str, url: str) -> None:
                 return
         raise ConfigError(f"{shown} has no host, or no number as its port: write https://HOST[:PORT]/...")
     if not importlib.util.find_spec("apprise"):
-        raise ConfigError(f'{shown} needs apprise: pip install "jaxlm[notify]"; https:// webhooks need nothing')
+        raise ConfigError(f"{shown} needs apprise: {pip_install('notify')}; https:// webhooks need nothing")
     if not _apprise(url):
         raise ConfigError(f"{shown} is refused by apprise: `apprise --help` and its wiki list the forms of URLs")
 

@@ -4,7 +4,7 @@ import importlib.util
 import socket
 import time
 
-from jaxlm.config import ConfigError, RunError
+from jaxlm.config import ConfigError, RunError, pip_install
 from jaxlm.devices.processes import say
 from jaxlm.serve.arena.store import BOTH_BAD, BOTH_GOOD, LEFT, RIGHT, SKIP, Store
 
@@ -54,7 +54,7 @@ h1 { font-size: 1.5rem; line-height: 1.3; margin: .5rem 0; }
 
 def check() -> None:
     if importlib.util.find_spec("nicegui") is None:
-        raise ConfigError('the page needs NiceGUI: pip install "jaxlm[arena]"')
+        raise ConfigError(f"the page needs NiceGUI: {pip_install('arena')}")
 
 
 def serve(store: Store, listening: socket.socket, reveal: bool) -> None:

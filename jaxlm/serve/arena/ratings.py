@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy import special, stats
 
-from jaxlm.config import ConfigError
+from jaxlm.config import ConfigError, pip_install
 from jaxlm.serve.arena.store import Vote
 
 POINTS = 400 / np.log(10)  # of Elo in one unit of log odds
@@ -92,7 +92,7 @@ class Results:
 def results(votes: Sequence[Vote], names: Mapping[int, str]) -> Results:
     """Returns the results of the votes, the best contestant first. Raises ConfigError without votes, or without evalica."""
     if importlib.util.find_spec("evalica") is None:
-        raise ConfigError('results need evalica: pip install "jaxlm[arena]"')
+        raise ConfigError(f"results need evalica: {pip_install('arena')}")
     if not votes:
         raise ConfigError("no votes yet: jaxlm arena RUN_A RUN_B opens the page on which people vote")
     place = {number: at for at, number in enumerate(names)}

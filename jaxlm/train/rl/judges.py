@@ -30,6 +30,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from jaxlm.host import files, sandbox_child
+from jaxlm.host.errors import pip_install
 
 # Tasks of reasoning-gym that evaluate an answer as Python, by `eval` or by sympy's `parse_expr`.
 EVALUATED = {
@@ -364,7 +365,7 @@ def _import(module: str, package: str, task: str):
     except ModuleNotFoundError as error:
         if error.name != module:
             raise
-        raise Refused(f"{task} needs {package}: pip install 'jaxlm[rl]'") from None
+        raise Refused(f"{task} needs {package}: {pip_install('rl')}") from None
 
 
 def _equal(truth: str, said: str) -> float:

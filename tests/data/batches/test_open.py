@@ -9,7 +9,7 @@ import pytest
 
 from jaxlm import config
 from jaxlm.commands.train import text
-from jaxlm.config import Config, ConfigError, PrepareSourceConfig, SourceConfig, config_files
+from jaxlm.config import Config, ConfigError, PrepareSourceConfig, SourceConfig, config_files, pip_install
 from jaxlm.corpus import documents
 from jaxlm.corpus.stage import Document
 from jaxlm.data.batches import which_data
@@ -261,7 +261,7 @@ def test_absent_data_is_refused_with_what_makes_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert refused("gpuburnout_1b") == (
         "no data in data/1b: make it with jaxlm prepare data/gpuburnout and jaxlm tokenize data/gpuburnout (its "
-        "sources come from the hub: pip install 'jaxlm[hub]' first), or train on texts of your own: --config.data.path=FILES"
+        f"sources come from the hub: {pip_install('hub')} first), or train on texts of your own: --config.data.path=FILES"
     )
     assert refused("techdocs_35m") == (
         "no data in data/techdocs: make it with jaxlm prepare data/techdocs and jaxlm tokenize data/techdocs, or train on "

@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from jaxlm import config
-from jaxlm.config import config_files
+from jaxlm.config import config_files, pip_install
 from jaxlm.devices import sharding
 from jaxlm.models import hardware
 from jaxlm.plan.doctor import devices
@@ -119,6 +119,6 @@ def test_a_gpu_that_jax_does_not_see(monkeypatch):
     assert devices.present(gpu_present=False).verdict == OK
     found = devices.present(gpu_present=True)
     assert found.verdict == FAIL
-    assert 'though there is an NVIDIA GPU: pip install "jaxlm[cuda12]"' in found.text
+    assert f"though there is an NVIDIA GPU: {pip_install('cuda12')}" in found.text
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert devices.present(gpu_present=True).verdict == OK

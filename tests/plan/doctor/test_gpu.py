@@ -5,6 +5,7 @@ import types
 
 import pytest
 
+from jaxlm.config import pip_install
 from jaxlm.plan.doctor import gpu
 from jaxlm.plan.doctor.findings import FAIL, OK, WARN
 
@@ -131,7 +132,7 @@ def test_without_a_card_or_the_package():
     assert [(f.verdict, f.text) for f in gpu.check(None, "", False)] == [(OK, "no NVIDIA device")]
     (found,) = gpu.check(None, "", True)
     assert found.verdict == WARN
-    assert 'pip install "jaxlm[gpu]"' in found.text
+    assert pip_install("gpu") in found.text
 
 
 def test_xids_of_the_hardware_are_told_and_those_of_programs_are_not():

@@ -239,7 +239,7 @@ def test_urls_that_hold_no_mirror(run, url, words):
 
 def test_a_package_that_is_missing_is_named(run, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r'needs a package: pip install "jaxlm\[mirror-gs\]"'):
+    with pytest.raises(ConfigError, match=r'needs a package: pip install -e ".*/.*\[mirror-gs\]"'):
         check("gs://bucket/x", run)
 
 

@@ -149,7 +149,7 @@ def test_malformed_urls_are_refused_without_their_secrets(keys, words):
 
 def test_without_apprise_the_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "apprise", None)
-    with pytest.raises(ConfigError, match=r'pip install "jaxlm\[notify\]"'):
+    with pytest.raises(ConfigError, match=r'pip install -e ".*/.*\[notify\]"'):
         notify.check(settings("ntfy://topic"))
 
 

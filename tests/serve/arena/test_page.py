@@ -16,6 +16,7 @@ import tiny_serve
 from chromium import Browser, browser, needs_chromium
 
 from jaxlm.cli import cli
+from jaxlm.config import pip_install
 from jaxlm.serve import guard
 from jaxlm.serve.arena.store import Store
 
@@ -163,7 +164,7 @@ def test_without_nicegui_there_is_one_clear_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "nicegui", None)
     assert cli.main(["arena", "zebrafish.jsonl", "wolverine.jsonl"]) == 2
-    assert capsys.readouterr().err == 'jaxlm: the page needs NiceGUI: pip install "jaxlm[arena]"\n'
+    assert capsys.readouterr().err == f"jaxlm: the page needs NiceGUI: {pip_install('arena')}\n"
 
 
 @pytest.mark.faults

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
     not sandbox_child.rules(), reason=f"{platform.system()} {platform.machine()} has no seccomp filter of ours"
 )
 WITH_GYM = pytest.mark.skipif(
-    not importlib.util.find_spec("reasoning_gym"), reason="needs reasoning-gym: pip install 'jaxlm[rl]'"
+    not importlib.util.find_spec("reasoning_gym"), reason="needs reasoning-gym: pip install -e '.[rl]'"
 )
 
 FORKS = """

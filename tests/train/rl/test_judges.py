@@ -179,7 +179,7 @@ def test_a_function_that_is_not_there(score, tmp_path, name, why):
 def test_a_package_that_is_missing(monkeypatch):
     for module, task in (("reasoning_gym", ("reasoning_gym", "chain_sum", {})), ("math_verify", ("gsm8k", "", {}))):
         monkeypatch.setitem(sys.modules, module, None)
-        with pytest.raises(judges.Refused, match=r"^config.reward.tasks: .* needs .*: pip install 'jaxlm\[rl\]'$"):
+        with pytest.raises(judges.Refused, match=r"^config.reward.tasks: .* needs .*: pip install -e .*/.*\[rl\].$"):
             judges.Judge().load([task], "", "")
 
 

@@ -14,7 +14,7 @@ from jaxlm.train.rl import process, prompts, rewards
 from jaxlm.train.rl.prompts import Made, Reader
 
 WITH_GYM = pytest.mark.skipif(
-    not importlib.util.find_spec("reasoning_gym"), reason="needs reasoning-gym: pip install 'jaxlm[rl]'"
+    not importlib.util.find_spec("reasoning_gym"), reason="needs reasoning-gym: pip install -e '.[rl]'"
 )
 
 
