@@ -19,6 +19,7 @@ from jaxlm.config.schema import (
 )
 from jaxlm.host.errors import ConfigError
 
+_D_FF = 1.5, 6.0  # times d_model
 _NAME = re.compile(r"[A-Za-z0-9_-]+")  # the name of a source or a phase
 
 
@@ -26,6 +27,14 @@ def validate(c: Config) -> None:
     """Raises ConfigError if keys contradict each other. Called before anything is read or compiled."""
     for problem in _problems(c):
         raise ConfigError(problem)
+
+
+def odd(m: ModelConfig) -> Iterator[str]:
+    """Yields notes on shapes that can be trained, but that no published model has."""
+    if m.head_dim % 8:
+        yield f"model.head_dim={m.head_dim} is no multiple of 8: GPUs take the slow attention; 64 or 128 are usual"
+    if not _D_FF[0] <= m.d_ff / m.d_model <= _D_FF[1]:
+        yield f"model.d_ff={m.d_ff} is {m.d_ff / m.d_model:.2g} times model.d_model={m.d_model}; 2 to 4 times are usual"
 
 
 def _problems(c: Config) -> Iterator[str]:
