@@ -24,6 +24,11 @@ from jaxlm.config import ConfigError, RunError, branch, checks, config_files, mi
 from jaxlm.config import key_help as config_help
 from jaxlm.host import console, files, interrupts
 
+_MEND = {
+    errno.ENOSPC: "; free some room and run the same command again",
+    errno.EFBIG: "; `ulimit -f` limits the size of files in this shell: raise it and run the same command again",
+}
+
 
 def main(argv: Sequence[str] | None = None, script: bool = False) -> int:
     """Runs `jaxlm ARGV` and returns the exit code (0 done, 1 failed, 2 bad input, 3 stopped, 4 preempted).
@@ -65,8 +70,7 @@ def _main(argv: list[str], script: bool) -> int:
         return 0
     except OSError as error:  # no permission, disk full, ...: the system's own words name the file
         _mark_fault(error)
-        mend = "; free some room and run the same command again" if error.errno == errno.ENOSPC else ""
-        console.say(f"jaxlm: {error}{mend}")
+        console.say(f"jaxlm: {error}{_MEND.get(error.errno, '')}")
         return 1
     except RuntimeError as error:  # JAX's, not imported here: the workers of `prepare` import this module without JAX
         if console.peer_is_gone(error):
@@ -390,8 +394,8 @@ def _argument_hint(name: str, verb: Verb, argument: str) -> str:
     last = word.lstrip("-").replace("-", "_").split(".")[-1]
     same = [key for key in keys if key.split(".")[-1] == last]
     if same:  # prefer a key of the verb's own sections
-        order = {section: number for number, section in enumerate(verb.keys)}
-        return f"did you mean --config.{min(same, key=lambda key: order.get(key.split('.')[0], len(order)))}?"
+        own = [key for section in verb.keys for key in same if key.split(".")[0] == section]
+        return f"did you mean {' or '.join(f'--config.{key}' for key in own[:1] or same)}?"
     near = difflib.get_close_matches(word, ["--config", "--help", *verb.options], n=1)
     return f"did you mean {near[0]}?" if near else f"jaxlm {name} --help lists all"
 

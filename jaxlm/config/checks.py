@@ -1,6 +1,7 @@
 """Checks combinations of keys. The limits of a single key stand next to its type in `schema.py`."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator, Mapping
 
@@ -198,7 +199,7 @@ def _of_rollouts(c: Config) -> Iterator[str]:
     if answers % rows:
         yield (
             f"rollout.prompts={r.prompts} times rollout.answers={r.answers} is not a multiple of train.batch_size={rows}: "
-            "each row holds a whole number of answers"
+            f"each row holds a whole number of answers; give --config.train.batch_size={math.gcd(answers, rows)}"
         )
     room = c.train.seq_len // (answers // rows)
     if room <= r.max_new_tokens:

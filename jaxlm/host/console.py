@@ -198,10 +198,6 @@ def size(number: float) -> str:
     return f"{number:.0f} {units[0]}" if units[0] == "B" or abs(number) >= 99.5 else f"{number:.3g} {units[0]}"
 
 
-def megabytes(number: float) -> str:
-    return f"{number / 1e6:.1f} MB"
-
-
 def gigabytes(number: float, digits: int | None = None) -> str:
     """Returns bytes in units of 10^9, without the unit. `digits`: digits after the point; by default 2 below 10 GB, else 1."""
     digits = (2 if number < 1e10 else 1) if digits is None else digits

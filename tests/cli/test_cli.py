@@ -102,6 +102,7 @@ def test_every_verb_has_a_program():
         (["train", "--config", "quickstart", "--config.train.steps", "ten"], "config.train.steps=ten: expected int"),
         (["train", "--config=quickstart", "--steps=3"], "did you mean --config.train.steps?"),
         (["tune", "--config=quickstart", "--steps=3"], "did you mean --config.tune.steps?"),
+        (["train", "grpo", "--beta=1"], "did you mean --config.dpo.beta or --config.policy.beta?"),
         (["train", "gpuburnout_1b"], "with jaxlm prepare data/gpuburnout and jaxlm tokenize data/gpuburnout (its"),
         (["train", "local_35m", "--config.data.dir=docs"], "jaxlm prepare docs --out=DATA, then --config.data.dir="),
         (["train", "local_35m", "--config.data.path=docs"], "prepare it first: jaxlm prepare docs --out=DATA"),

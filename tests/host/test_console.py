@@ -44,7 +44,6 @@ def test_columns_are_aligned_to_the_side_that_is_asked_for():
         (lambda share: console.share(*share), ((0, 10), (10, 10), (1, 3), (0, 0)), "0% 100% 33.3% "),
         (lambda share: console.share(*share), ((1, 100_000), (99_999, 100_000)), "<0.1% >99.9%"),
         (lambda digits: console.gigabytes(7.55e10, digits), (0, 2), "76 75.50"),
-        (console.megabytes, (1234567,), "1.2 MB"),
     ],
 )
 def test_figures_are_short_and_never_round_to_none_or_all(shown, numbers, words):
