@@ -20,7 +20,7 @@ from jaxlm.models.transformer import Transformer
 _N = 4  # words in an n-gram whose repetition is counted
 _LOOP, _TIMES = 16, 3  # the most words that a loop repeats; how often a loop repeats them, at least
 _FEWEST = 8  # words in all repetitions of a loop, at least: "no no no" is speech
-_SHOWN, _WIDEST = 2, 240  # prompts that the terminal shows, and characters of each
+_SHOWN, _WIDEST = 2, 140  # prompts that the terminal shows, and characters of each
 _SURE = 0.8  # patterns of `GROUPS` with at least this severity are junk in any text
 
 

@@ -63,7 +63,7 @@ def test_the_terminal_shows_two_prompts_in_short_and_the_file_holds_all(tmp_path
     written = [{"prompt": f"p{i}", "temperature": 0.6, "text": text, "ended": True} for i, text in enumerate(texts)]
     first, second = samples._write(tmp_path / "samples", 7, written)
     assert first == "step 7  drawn: [p0] a b"
-    assert second == f"step 7  drawn: {('[p1]' + 'long ' * 60)[:240]} ..."
+    assert second == f"step 7  drawn: {('[p1]' + 'long ' * 60)[:140]} ..."
     assert len((tmp_path / "samples/7.jsonl").read_text().splitlines()) == 3
 
 
