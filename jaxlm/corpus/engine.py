@@ -97,7 +97,8 @@ def _shown(place: pathlib.Path, phase: str, tasks: int) -> typing.Iterator[None]
                     documents, parts = tally.progress(place)
                     done = max(_done(place), parts)
                     named = f", {console.count(documents)} documents" if documents > 1 else ""
-                    tell(done, f"{100 * done // tasks:.0f}%{named}")
+                    percent = 100 * done / tasks
+                    tell(done * (percent >= 1), f"{int(percent)}%{named}")  # the time left is no guess from nothing
 
         threading.Thread(target=look, daemon=True).start()
         try:
