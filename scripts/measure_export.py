@@ -26,7 +26,7 @@ def make(run: pathlib.Path, name: str) -> None:
     from jaxlm import config, models
     from jaxlm.config import config_files
     from jaxlm.data.tokenizer import coder
-    from jaxlm.data.tokenizer.ours import train_tokenizer
+    from jaxlm.data.tokenizer.train import train_tokenizer
     from jaxlm.devices import tree
     from jaxlm.models import hardware
     from jaxlm.run.checkpoints import saving

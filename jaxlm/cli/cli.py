@@ -12,7 +12,7 @@ import pathlib
 import shlex
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 from absl import logging as absl_logging
@@ -20,11 +20,15 @@ from ml_collections import config_dict
 
 from jaxlm import config as config_lib
 from jaxlm.cli.verbs import GROUPS, TRAINING, VERBS, Verb
-from jaxlm.config import ConfigError, RunError, branch, config_files, shrink, theirs
+from jaxlm.config import ConfigError, RunError, branch, checks, config_files, milestones, shrink, theirs
 from jaxlm.config import key_help as config_help
 from jaxlm.host import console, files, interrupts
 
 _MADE = ("manifest.json", "prepared.json")  # in a data directory
+_MEND = {
+    errno.ENOSPC: "; free some room and run the same command again",
+    errno.EFBIG: "; `ulimit -f` limits the size of files in this shell: raise it and run the same command again",
+}
 
 
 def main(argv: Sequence[str] | None = None, script: bool = False) -> int:
@@ -67,8 +71,7 @@ def _main(argv: list[str], script: bool) -> int:
         return 0
     except OSError as error:  # no permission, disk full, ...: the system's own words name the file
         _mark_fault(error)
-        mend = "; free some room and run the same command again" if error.errno == errno.ENOSPC else ""
-        console.say(f"jaxlm: {error}{mend}")
+        console.say(f"jaxlm: {error}{_MEND.get(error.errno, '')}")
         return 1
     except RuntimeError as error:  # JAX's, not imported here: the workers of `prepare` import this module without JAX
         if console.peer_is_gone(error):
@@ -154,8 +157,11 @@ def _run(argv: list[str], script: bool) -> int:
             console.say(shrink.summary(config))
         if trains:
             importlib.import_module("jaxlm.data.batches.which_data").check(config, args.config, overrides, lines.append)
+        if name in ("train", "plan"):
+            lines += _of_shape(name, args.config, overrides, config)
         for line in lines:
             console.say(line)
+        importlib.import_module("jaxlm.eval.task_names").check(_tasks(name, args, config))
     args.config = args.config or config.workdir
 
     def program() -> int:
@@ -190,6 +196,25 @@ def _of_size(name: str, args: argparse.Namespace, given: Sequence[str]) -> list[
         raise ConfigError(f"--params sets config.{min(both)} too: leave one of the two out")
     console.say(f"--params={params}: {' '.join(f'--config.{key}' for key in keys)}")
     return keys
+
+
+def _of_shape(name: str, word: str | None, overrides: list[str], config: config_lib.Config) -> Iterator[str]:
+    """Yields lines on odd shapes that were typed, and on phases that only the flags name: a typo makes one too."""
+    if any(override.startswith("model.") for override in overrides):
+        yield from checks.odd(config.model)
+    if typed := {override.split(".")[2] for override in overrides if override.startswith("phases.plan.")}:
+        old = _config(name, word, [override for override in overrides if override.startswith("workdir=")]).phases.plan
+        phases = [phase.name for phase in milestones.planned(config.phases, config.train)]
+        for before, phase in zip(["", *phases], phases, strict=False):
+            if phase in typed and phase not in old:
+                yield f"new phase {phase}, {f'after {before}' if before else 'the first'}"
+
+
+def _tasks(name: str, args: argparse.Namespace, config: config_lib.Config) -> list[str]:
+    """Returns the benchmarks that a command will ask for."""
+    if name == "eval" and args.tasks is not None:
+        return [task.strip() for task in args.tasks.split(",")]
+    return [*config.eval.tasks] if name in ("eval", "train") else []
 
 
 def _of_folder(verb: Verb, args: argparse.Namespace, overrides: list[str]) -> config_dict.ConfigDict | None:
@@ -372,8 +397,8 @@ def _argument_hint(name: str, verb: Verb, argument: str) -> str:
     last = word.lstrip("-").replace("-", "_").split(".")[-1]
     same = [key for key in keys if key.split(".")[-1] == last]
     if same:  # prefer a key of the verb's own sections
-        order = {section: number for number, section in enumerate(verb.keys)}
-        return f"did you mean --config.{min(same, key=lambda key: order.get(key.split('.')[0], len(order)))}?"
+        own = [key for section in verb.keys for key in same if key.split(".")[0] == section]
+        return f"did you mean {' or '.join(f'--config.{key}' for key in own[:1] or same)}?"
     near = difflib.get_close_matches(word, ["--config", "--help", *verb.options], n=1)
     return f"did you mean {near[0]}?" if near else f"jaxlm {name} --help lists all"
 

@@ -5,18 +5,13 @@ import dataclasses
 import json
 import pathlib
 
-import jax
-
 from jaxlm import config as config_lib
 from jaxlm.config import Config, ConfigError
-from jaxlm.eval import model, samples
 from jaxlm.host.console import say, table, working
-from jaxlm.interop import inherit, peft
 from jaxlm.serve import address
-from jaxlm.serve.arena import contestants, page, ratings
+from jaxlm.serve.arena import contestants, page
 from jaxlm.serve.arena.contestants import Contestant
 from jaxlm.serve.arena.store import Store, write_pairs, write_votes
-from jaxlm.train import origin
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -54,6 +49,10 @@ def _settled(player: Contestant) -> Contestant:
     """Returns a run with its checkpoint's step fixed, since a run that trains on is another contestant; others unchanged."""
     if player.kind != "run":
         return player
+    from jaxlm.eval import model  # late, as everything that imports JAX, so that votes are read without it
+    from jaxlm.interop import peft
+    from jaxlm.train import origin
+
     if not model.is_there(player.where):
         raise ConfigError(f"{player.where} is no run, no model, no file of samples and no URL: who should take part?")
     step = origin.open(player.where, player.which, peft.READERS).provenance.get("step")
@@ -87,11 +86,18 @@ def _answer(store: Store, playing: dict[int, Contestant], config: Config, args: 
 
 
 def _config(player: Contestant, overrides: list[str]) -> Config:
+    from jaxlm.interop import inherit
+
     own = [override for override in overrides if not override.startswith("workdir=")]
     return config_lib.resolve(inherit.of_folder(str(pathlib.Path(player.where).resolve()), own))
 
 
 def _continued(player: Contestant, config: Config, prompts: list[str]) -> dict[str, str]:
+    import jax
+
+    from jaxlm.eval import model, samples
+    from jaxlm.interop import peft
+
     run = model.restore(config, player.which or "latest", peft.READERS)
     with jax.set_mesh(run.mesh), working(f"{player.name} answers {len(prompts):,} prompts"):
         texts = samples.continue_prompts(run.model, run.variables, run.tokenizer, prompts, config.sample, config.seed)
@@ -106,6 +112,10 @@ def _read(store: Store, args: argparse.Namespace) -> int:
         say(f"{write_pairs(pathlib.Path(args.export_pairs), votes):,} pairs in {args.export_pairs}")
     if not args.results:
         return 0
+    if not votes:
+        raise ConfigError("no votes yet: jaxlm arena RUN_A RUN_B opens the page on which people vote")
+    from jaxlm.serve.arena import ratings
+
     results = ratings.results(votes, names)
     lines = ratings.words(results)
     if args.json:

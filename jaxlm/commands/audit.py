@@ -13,7 +13,7 @@ from jaxlm.corpus.audit import audit
 from jaxlm.corpus.sources.base import SourceSpec, SourceStats
 from jaxlm.corpus.sources.units import read_unit, split_source
 from jaxlm.data.shards import search, shards
-from jaxlm.host.console import count, megabytes, print_table, say, working
+from jaxlm.host.console import count, print_table, say, size, working
 from jaxlm.report import findings
 
 Documents = Iterator[tuple[str, str]]
@@ -34,7 +34,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     began, counts = time.monotonic(), []
     for name, read in readers.items():
         counts.append(audit.scan(name, read()))
-        say(f"{name}: {count(counts[-1].documents)} documents, {megabytes(counts[-1].bytes)} of {what}")
+        say(f"{name}: {count(counts[-1].documents)} documents, {size(counts[-1].bytes)} of {what}")
     with working("reading text to compare with"):
         like = audit.contrast_of(counts, config.prepare.target, config.prepare.stages["html"])
     ranked = [finding for finding in audit.rank(counts, like) if args.source in ("", finding.source)]

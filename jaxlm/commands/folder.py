@@ -11,11 +11,18 @@ from jaxlm import config as config_lib
 from jaxlm.config import ConfigError, config_files
 from jaxlm.corpus import recipes
 from jaxlm.corpus.sources import survey
-from jaxlm.host.console import megabytes
+from jaxlm.host.console import size
 
 _MADE = (recipes.MANIFEST, "tokenizer.model")  # files that jaxlm writes into a data directory
 _LONG_BYTES = 1 << 16  # a longer text is probably a book
-_KINDS = {"html": "HTML", "markdown": "Markdown", "code": "source", "mediawiki": "MediaWiki", "warc": "WARC"}
+_KINDS = {
+    "html": "HTML",
+    "markdown": "Markdown",
+    "code": "source",
+    "mediawiki": "MediaWiki",
+    "warc": "WARC",
+    "readme": "README-like",
+}
 
 
 def config(args: argparse.Namespace, overrides: Sequence[str]) -> config_dict.ConfigDict | None:
@@ -56,7 +63,7 @@ def config(args: argparse.Namespace, overrides: Sequence[str]) -> config_dict.Co
     _check(made.data.dir, named.path, args.out)
     others = ", ".join(name for name in presets.PRESETS if name != args.preset)
     holds = ", ".join(
-        f"{n:,} {_KINDS.get(kind, kind)} file{'s' * (n > 1)} ({megabytes(seen.sizes[kind])})"
+        f"{n:,} {_KINDS.get(kind, kind)} file{'s' * (n > 1)} ({size(seen.sizes[kind])})"
         for kind, n in seen.files.items()
     )
     args.told = [

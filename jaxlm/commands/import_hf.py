@@ -18,7 +18,7 @@ from jaxlm.data.chats import chat
 from jaxlm.data.tokenizer import coder
 from jaxlm.devices import processes, sharding, tree
 from jaxlm.devices.processes import say, together
-from jaxlm.host.console import megabytes, size
+from jaxlm.host.console import size
 from jaxlm.host.redact import redact
 from jaxlm.interop import hf_weights, peft, peft_config
 from jaxlm.plan import settle
@@ -61,7 +61,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         )
         together(lambda: _write(made, tokenizer, part, folder), first_only=True)
     say(
-        f"imported {folder}: {tree.count(abstract):,} parameters ({megabytes(4 * tree.count(abstract))} in float32), "
+        f"imported {folder}: {tree.count(abstract):,} parameters ({size(4 * tree.count(abstract))} in float32), "
         f"{tokenizer.vocab_size:,} ids, {_opening(tokenizer)} in front of each text ({time.perf_counter() - began:.0f} s)"
     )
     name = shlex.quote(args.out)

@@ -10,7 +10,7 @@ from jaxlm.corpus.audit import audit
 from jaxlm.corpus.tally import stage_order
 from jaxlm.data.batches.document_rows import MOST_PASSES
 from jaxlm.host import files
-from jaxlm.host.console import megabytes, print_table, say
+from jaxlm.host.console import print_table, say, size
 
 _STRICT = 3  # the exit code of --strict
 _TOKEN_BYTES = 4  # of text, about
@@ -51,7 +51,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError(
             f"prepare kept no document of any source: {done.path / 'removed'} says which stages removed them"
         )
-    say(f"done: {megabytes(kept)} of text in {done.path / 'documents'}; what was removed is in {done.path / 'removed'}")
+    say(f"done: {size(kept)} of text in {done.path / 'documents'}; what was removed is in {done.path / 'removed'}")
     say(f"next: {folder.command(args, str(done.path), kept)}")
     if losses and args.strict:
         say(f"--strict: {len(losses)} {'lines' if len(losses) > 1 else 'line'} above on what was lost")

@@ -1,6 +1,7 @@
 """Checks combinations of keys. The limits of a single key stand next to its type in `schema.py`."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator, Mapping
 
@@ -19,6 +20,7 @@ from jaxlm.config.schema import (
 )
 from jaxlm.host.errors import ConfigError
 
+_D_FF = 1.5, 6.0  # times d_model
 _NAME = re.compile(r"[A-Za-z0-9_-]+")  # the name of a source or a phase
 
 
@@ -26,6 +28,14 @@ def validate(c: Config) -> None:
     """Raises ConfigError if keys contradict each other. Called before anything is read or compiled."""
     for problem in _problems(c):
         raise ConfigError(problem)
+
+
+def odd(m: ModelConfig) -> Iterator[str]:
+    """Yields notes on shapes that can be trained, but that no published model has."""
+    if m.head_dim % 8:
+        yield f"model.head_dim={m.head_dim} is no multiple of 8: GPUs take the slow attention; 64 or 128 are usual"
+    if not _D_FF[0] <= m.d_ff / m.d_model <= _D_FF[1]:
+        yield f"model.d_ff={m.d_ff} is {m.d_ff / m.d_model:.2g} times model.d_model={m.d_model}; 2 to 4 times are usual"
 
 
 def _problems(c: Config) -> Iterator[str]:
@@ -189,7 +199,7 @@ def _of_rollouts(c: Config) -> Iterator[str]:
     if answers % rows:
         yield (
             f"rollout.prompts={r.prompts} times rollout.answers={r.answers} is not a multiple of train.batch_size={rows}: "
-            "each row holds a whole number of answers"
+            f"each row holds a whole number of answers; give --config.train.batch_size={math.gcd(answers, rows)}"
         )
     room = c.train.seq_len // (answers // rows)
     if room <= r.max_new_tokens:

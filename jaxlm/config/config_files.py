@@ -13,7 +13,7 @@ from typing import Literal
 from absl import flags
 from ml_collections import config_dict, config_flags
 
-from jaxlm.config import ConfigError, nearest_key, older
+from jaxlm.config import ConfigError, PhaseConfig, nearest_key, older
 from jaxlm.host import files
 
 CONFIG_PACKAGE = pathlib.Path(__file__).parents[1] / "configs"
@@ -172,7 +172,7 @@ def default_workdir(file: pathlib.Path, config: config_dict.ConfigDict) -> str:
 def apply_override(config: config_dict.ConfigDict, override: str) -> None:
     """Changes one key of `config` in place. `override` is the text KEY=VALUE; VALUE must have the type of the current value.
 
-    A source that `data.final.weights` does not name yet is added to it.
+    A source that `data.final.weights` does not name yet is added to it, and a phase to `phases.plan`.
 
     Raises ConfigError if the key is unknown or a section, the value is missing, or it has the wrong type.
     """
@@ -182,6 +182,9 @@ def apply_override(config: config_dict.ConfigDict, override: str) -> None:
         with config.unlocked():
             config.data.final.weights[name] = 0.0
     *sections, name = key.split(".")
+    if sections[:2] == ["phases", "plan"] and len(sections) == 3 and sections[2] not in config.phases.plan:
+        with config.unlocked():
+            config.phases.plan[sections[2]] = dataclasses.asdict(PhaseConfig())
     owner = config
     for part in sections:
         owner = owner.get(part) if isinstance(owner, config_dict.ConfigDict) else None

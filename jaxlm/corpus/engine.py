@@ -94,8 +94,11 @@ def _shown(place: pathlib.Path, phase: str, tasks: int) -> typing.Iterator[None]
         def look() -> None:
             while not ended.wait(pause):
                 with contextlib.suppress(OSError):
-                    documents = tally.total_counted(place)
-                    tell(_done(place), f"{console.count(documents)} documents" if documents > 1 else "")
+                    documents, parts = tally.progress(place)
+                    done = max(_done(place), parts)
+                    named = f", {console.count(documents)} documents" if documents > 1 else ""
+                    percent = 100 * done / tasks
+                    tell(done * (percent >= 1), f"{int(percent)}%{named}")  # the time left is no guess from nothing
 
         threading.Thread(target=look, daemon=True).start()
         try:

@@ -173,7 +173,9 @@ def clean(folder: pathlib.Path, task: int) -> None:
     together = {stage: plan.global_settings[stage] for stage in source.global_stages}
     signer = Signer(folder, task, source.priority, together)
     writer = DocumentWriter(folder / "clean" / f"{task:06d}.parquet")
-    for document in counted(read_unit(unit, source.spec, books.tally), folder, "clean", task):
+    whole = unit.max_bytes or sum(part.size for part in unit.parts) or 1
+    read = read_unit(unit, source.spec, books.tally)
+    for document in counted(read, folder, "clean", task, lambda: books.tally.bytes / whole):
         if _apply(document, chain, books):
             writer.add(document)
             signer.add(document)

@@ -6,7 +6,7 @@ import dataclasses
 import pathlib
 import time
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from jaxlm.config import RunError
 from jaxlm.corpus.sources.base import SourceStats
@@ -106,13 +106,15 @@ def _add(counts: StageTally | Tally, others: StageTally | Tally, names: Iterable
             setattr(counts, name, getattr(counts, name) + value)
 
 
-def counted(documents: Iterable[T], folder: pathlib.Path, phase: str, task: int) -> Iterator[T]:
-    """Yields the documents of a task, and writes their number into a file for `total_counted`, once a second."""
+def counted(
+    documents: Iterable[T], folder: pathlib.Path, phase: str, task: int, share: Callable[[], float] = lambda: 0.0
+) -> Iterator[T]:
+    """Yields a task's documents; once a second writes their number and the `share` that is done into a file for `progress`."""
     path, number, due = folder / "tasks" / phase / f"count-{task:05d}", 0, 0.0
 
     def note() -> None:
         with contextlib.suppress(OSError):  # a lost count must not fail the task
-            path.write_text(str(number))
+            path.write_text(f"{number} {min(share(), 1):.3f}")
 
     for document in documents:
         yield document
@@ -123,10 +125,11 @@ def counted(documents: Iterable[T], folder: pathlib.Path, phase: str, task: int)
     note()
 
 
-def total_counted(place: pathlib.Path) -> int:
-    """Returns how many documents the tasks of the phase in this folder have read so far."""
-    total = 0
+def progress(place: pathlib.Path) -> tuple[int, float]:
+    """Returns (documents read so far, tasks done, in parts) of the phase in this folder."""
+    total, tasks = 0, 0.0
     for path in place.glob("count-*"):
         with contextlib.suppress(OSError, ValueError):  # it is being written
-            total += int(path.read_text())
-    return total
+            documents, share = path.read_text().split()
+            total, tasks = total + int(documents), tasks + float(share)
+    return total, tasks

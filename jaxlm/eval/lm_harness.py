@@ -1,7 +1,6 @@
 """Finds, loads and runs tasks of EleutherAI's lm-evaluation-harness. Imports lm_eval, which is optional: import this late."""
 
 import contextlib
-import difflib
 import io
 import itertools
 import logging
@@ -23,13 +22,12 @@ from jaxlm.config import ConfigError, EvalConfig, RunError, SampleConfig
 from jaxlm.data.chats import chat
 from jaxlm.data.tokenizer.ids import conversation, document
 from jaxlm.devices.processes import say
-from jaxlm.eval import completions
+from jaxlm.eval import completions, task_names
 from jaxlm.eval.likelihood import Request, Scorer
 from jaxlm.eval.results import Item, TaskResult, means, shares, spread
 from jaxlm.host.console import working
 
 _ROOT = pathlib.Path(lm_eval.tasks.__file__).parent
-_NAME = re.compile(rb"^(?:task|group|tag): *[\"']?([\w.-]+)", re.MULTILINE)
 _SPLITS = ("training_split", "validation_split", "fewshot_split")
 _OFFLINE = "; without network: scripts/hub_layout.py lays files out for --config.eval.data_dir=BENCHMARKS"
 # Signs that a scorer runs what a model wrote; sympy's parsers call `eval`.
@@ -57,7 +55,8 @@ def load(
     for library in ("lm_eval", "datasets", "huggingface_hub"):  # their errors are reported below, in one line
         logging.getLogger(library).setLevel(logging.ERROR)
     with working("looking for tasks"):
-        manager = _manager(names)
+        # The harness takes 15 s to index all its files, so only the folders that hold the tasks are indexed.
+        manager = TaskManager(include_path=task_names.folders(names), include_defaults=False)
     by_name = {}
     for name in names:
         leaves = list(dict.fromkeys(_leaves(manager, name)))
@@ -100,29 +99,6 @@ def ask(task: Task, numbers: Sequence[int]) -> None:
     task.set_fewshot_seed(seed=_SEED)
     if isinstance(getattr(task, "sampler", None), Examples):
         task.sampler.ask(numbers)
-
-
-def _manager(names: Sequence[str]) -> TaskManager:
-    """Returns a manager that knows the tasks. Raises ConfigError with the nearest names if a task does not exist."""
-    # The harness takes 15 s to index all its 14,000 files, so only the folders that hold the tasks are indexed.
-    # Most tasks are in a folder that has the task's name, or the first words of it.
-    begins = {"_".join(name.split("_")[:words]) for name in names for words in range(1, name.count("_") + 2)}
-    manager = TaskManager(
-        include_path=[_ROOT / part for part in begins if (_ROOT / part).is_dir()], include_defaults=False
-    )
-    if all(name in manager.task_index for name in names):
-        return manager
-    folders: dict[str, set[str]] = {}
-    for path in _ROOT.rglob("*.yaml"):
-        for match in _NAME.finditer(path.read_bytes()):
-            folders.setdefault(match.group(1).decode(), set()).add(path.relative_to(_ROOT).parts[0])
-    for name in names:
-        if name not in folders:
-            near = difflib.get_close_matches(name, folders, n=3)
-            hint = f"; did you mean {' or '.join(near)}?" if near else ""
-            raise ConfigError(f"no task {name} in lm-evaluation-harness{hint}")
-    needed = set().union(*(folders[name] for name in names))
-    return TaskManager(include_path=[_ROOT / part for part in sorted(needed)], include_defaults=False)
 
 
 def _leaves(manager: TaskManager, name: str) -> Iterator[str]:

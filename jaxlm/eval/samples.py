@@ -20,6 +20,7 @@ from jaxlm.models.transformer import Transformer
 _N = 4  # words in an n-gram whose repetition is counted
 _LOOP, _TIMES = 16, 3  # the most words that a loop repeats; how often a loop repeats them, at least
 _FEWEST = 8  # words in all repetitions of a loop, at least: "no no no" is speech
+_SHOWN, _WIDEST = 2, 140  # prompts that the terminal shows, and characters of each
 _SURE = 0.8  # patterns of `GROUPS` with at least this severity are junk in any text
 
 
@@ -149,7 +150,14 @@ def _write(folder: pathlib.Path, step: int, written: list[dict]) -> list[str]:
     lines = [{"step": step} | entry | degeneration(entry["text"]) for entry in written]
     content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     files.write_atomically(folder / f"{step}.jsonl", content.encode())  # the file exists only if it is complete
-    return [f"step {step}  [{entry['prompt']}]{entry['text']}" for entry in written]
+    prompts = [entry["prompt"] for entry in written][:_SHOWN]
+    return [_in_short(step, entry) for entry in written if entry["prompt"] in prompts]
+
+
+def _in_short(step: int, entry: dict) -> str:
+    text = " ".join(f"[{entry['prompt']}]{entry['text']}".split())
+    end = " ..." * (len(text) > _WIDEST)
+    return f"step {step}  {'drawn' if entry['temperature'] else 'greedy'}: {text[:_WIDEST]}{end}"
 
 
 def degeneration(text: str) -> dict[str, float | int | None]:

@@ -21,6 +21,7 @@ from jaxlm.host.screen import CYAN, DIM, Part, say
 LOG = "log.txt"  # in a run's folder: its messages
 WORKING_S = 2.0  # an activity that takes longer is reported
 AGAIN_S = 30.0  # without a live line, reported again after this time; during training, first after this time
+_YEAR_H = 24 * 365.25
 
 T = typing.TypeVar("T")
 Say = Callable[[str], object]  # shows a line
@@ -100,7 +101,7 @@ class _Working:
     def _amount(self) -> str:
         if not self._total:
             return f"{count(self._done)}{self._unit}" if self._done else ""
-        return f"{count(self._done)} of {count(self._total)}{self._unit}"
+        return f"{count(int(self._done))} of {count(self._total)}{self._unit}"  # a part of one is not done
 
     def _left(self, took: float) -> str:
         if not 0 < self._done < self._total:
@@ -197,10 +198,6 @@ def size(number: float) -> str:
     return f"{number:.0f} {units[0]}" if units[0] == "B" or abs(number) >= 99.5 else f"{number:.3g} {units[0]}"
 
 
-def megabytes(number: float) -> str:
-    return f"{number / 1e6:.1f} MB"
-
-
 def gigabytes(number: float, digits: int | None = None) -> str:
     """Returns bytes in units of 10^9, without the unit. `digits`: digits after the point; by default 2 below 10 GB, else 1."""
     digits = (2 if number < 1e10 else 1) if digits is None else digits
@@ -208,24 +205,23 @@ def gigabytes(number: float, digits: int | None = None) -> str:
 
 
 def dollars(usd: float | None) -> str:
-    """Returns '$43.21', or '$4,321' for 100 dollars or more. None and infinity are the price of a run that never ends."""
+    """Returns "$43.21", below $1 two significant digits: "$0.0032". None and infinity: a run that never ends."""
     if usd is None or not math.isfinite(usd):
         return "never ends"
-    return f"${usd:,.0f}" if usd >= 100 else f"${usd:.2f}"
-
-
-def spent(usd: float) -> str:
-    """Returns dollars; amounts below $1 with three digits, '$0.00324', since a shrunk run costs less than a cent."""
-    return f"${usd:.3g}" if 0 < usd < 1 else dollars(usd)
+    if 0 < usd < 1:
+        return f"${usd:.{1 - math.floor(math.log10(usd))}f}" if usd >= 1e-4 else "<$0.0001"
+    return f"${usd:,.2f}"
 
 
 def hours(value: float) -> str:
-    """Returns hours as a plan shows them: '12 min', '2.5 h', or from 100 hours on '10 days'; 'never ends' if not finite."""
+    """Returns hours as a plan shows them: '12 min', '2.5 h', '10 days', '3.1 years'; 'never ends' if not finite."""
     if not math.isfinite(value):
         return "never ends"
     if value < 1:
         return f"{60 * value:.2g} min" if value >= 1 / 60 else "<1 min"
-    return f"{value:.3g} h" if value < 100 else f"{value / 24:,.3g} days"
+    if (years := value / _YEAR_H) >= 1.5:
+        return f"{years:.2g} years" if years < 100 else f"{years:,.0f} years"
+    return f"{value:.3g} h" if value < 100 else f"{value / 24:.3g} days"
 
 
 def duration(seconds: float) -> str:

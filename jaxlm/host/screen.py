@@ -9,6 +9,7 @@ import dataclasses
 import os
 import select
 import sys
+import textwrap
 import threading
 import time
 import typing
@@ -167,8 +168,16 @@ def share(group: int = 0) -> None:
 
 def say(text: str) -> None:
     """Writes a line on standard error, above the live line, and into the run's log.txt if there is one."""
-    _keep(transcript.plain(text), sys.stderr)
+    plain, stream = transcript.plain(text), sys.stderr
+    _keep(folded(plain, columns(stream)) if is_live(stream) else plain, stream)
     transcript.note(text)
+
+
+def folded(text: str, width: int) -> str:
+    """Returns the text with lines over `width` columns folded between words. `next:` is left whole: its command is copied."""
+    fold = textwrap.TextWrapper(width, "", "  ", break_long_words=False, break_on_hyphens=False).fill
+    lines = text.split("\n")
+    return "\n".join(line if len(line) <= width or line.startswith("next: ") else fold(line) for line in lines)
 
 
 def say_parts(parts: Sequence[Part]) -> None:

@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from jaxlm.host.console import dollars
+
 Rate = Callable[[np.ndarray], np.ndarray]  # steps from 1 -> learning rates, in any unit
 
 UNIT = 1 / 3e-4  # A is the power law's height after this many steps at the peak, where the paper's sum of rates is 1
@@ -284,7 +286,7 @@ def advice(ahead: Sequence[Future] | TooEarly, usd_per_centinat: float) -> Advic
     if isinstance(ahead, TooEarly):
         return Advice(TOO_EARLY, ahead.why)
     plan, decay, _ = ahead
-    limit = f"${usd_per_centinat:,.2f} for 0.01 nats"
+    limit = f"{dollars(usd_per_centinat)} for 0.01 nats"
     if not usd_per_centinat or plan.cheapest <= usd_per_centinat:
         return Advice(GO_ON, f"go on: {_words(plan)}")
     if decay.cheapest <= usd_per_centinat:
@@ -296,9 +298,9 @@ def advice(ahead: Sequence[Future] | TooEarly, usd_per_centinat: float) -> Advic
 def table(ahead: Sequence[Future]) -> list[str]:
     lines = [f"{'':<16}{'steps':>8}{'loss':>9}{'80%':>18}{'hours':>8}{'dollars':>10}{'per 0.01 nats':>15}"]
     for f in ahead:
-        price = f"${f.usd_per_centinat:,.2f}" if f.usd and math.isfinite(f.usd_per_centinat) else "-"
+        price = dollars(f.usd_per_centinat) if f.usd and math.isfinite(f.usd_per_centinat) else "-"
         interval = f"{f.low:.4f}-{f.high:.4f}"
-        usd = f"${f.usd:,.2f}"
+        usd = dollars(f.usd)
         lines.append(f"{f.name:<16}{f.steps:>8,}{f.loss:>9.4f}{interval:>18}{f.hours:>8.1f}{usd:>10}{price:>15}")
     return lines
 
@@ -320,7 +322,7 @@ def _price(usd: float, gain: float) -> float:
 def _words(f: Future) -> str:
     """Returns a future's steps, dollars, gain and price in a few words."""
     what = f"{f.steps:,} steps to loss {f.loss:.3f} ({f.low:.3f} to {f.high:.3f}), {f.gain:.3f} below now"
-    what += f", for ${f.usd:,.2f}" if f.usd else ""
+    what += f", for {dollars(f.usd)}" if f.usd else ""
     price = f.usd_per_centinat
-    each = f", ${price:,.2f} for 0.01 nats" if f.usd and math.isfinite(price) else ""
+    each = f", {dollars(price)} for 0.01 nats" if f.usd and math.isfinite(price) else ""
     return f"{'a decay of ' if f.name == DECAY else ''}{what}{each}"

@@ -5,7 +5,7 @@ import textwrap
 import typing
 
 from jaxlm.data.batches.document_rows import MOST_PASSES
-from jaxlm.host.console import dollars, gigabytes, hours, human, size, spent, table
+from jaxlm.host.console import dollars, gigabytes, hours, human, size, table
 
 WIDTH = 100  # columns
 # A ladder's law is a guess beyond this multiple of its largest run: twice the width is 3 to 8 times the parameters.
@@ -53,7 +53,7 @@ def _chinchilla(plan: dict) -> str:
 def _flops(plan: dict) -> str:
     run, parameters = plan["run"], plan["model"]["parameters"]
     looked_up = parameters - run["multiplied"]
-    what = f"\nN leaves out {human(looked_up)} of {human(parameters)} parameters, which are only looked up"
+    what = f"\n  N leaves out {human(looked_up)} of {human(parameters)} parameters, which are only looked up"
     per, total, (products, attention) = run["flops_per_token"], run["flops"], run["formula"]
     return (
         f"FLOPS  {per['palm'] / 1e9:.3g} GFLOP a token by {products} + {attention} ({per['products'] / 1e9:.3g} by "
@@ -210,7 +210,7 @@ def _compiled(plan: dict) -> str:
 
 def _table(plan: dict) -> str:
     sources = list(dict.fromkeys(row["mfu_from"] for row in plan["accelerators"] if row["mfu_from"]))
-    rows = [["ACCELERATORS", "GB", "as is", "devices", "microbatch", "tokens/s", "time", "on demand", "spot", "MFU"]]
+    rows = [["ACCELERATORS", "GB", "as is", "devices", "rows", "tokens/s", "time", "on demand", "spot", "MFU"]]
     if "kind" in plan["here"]:
         rows.append(_here(plan["here"]))
     for row in plan["accelerators"]:
@@ -237,9 +237,9 @@ def _phases(plan: dict) -> str:
     title = f"PHASES  on {card} at ${phases['usd_per_hour']:.2f} an hour ({origin}); start, evaluation and checkpoints counted"
     cells = [["  phase", "last step", "steps", "time", "dollars", "limit"]]
     for row in phases["rows"]:
-        limit = spent(row["limit_usd"]) if row["limit_usd"] else "-"
+        limit = dollars(row["limit_usd"]) if row["limit_usd"] else "-"
         steps = [f"  {row['name'] or 'the rest'}", f"{row['last_step']:,}", f"{row['steps']:,}"]
-        cells.append([*steps, hours(row["hours"]), spent(row["usd"]), limit])
+        cells.append([*steps, hours(row["hours"]), dollars(row["usd"]), limit])
     below = "config.{key}={limit:g} is below the {planned:.4g} of the plan: the run would stop there"
     lines = [block(title), table(cells, right=range(1, 6))]
     return "\n".join([*lines, *(wrapped(below.format(**row)) for row in phases["below"])])
@@ -261,8 +261,8 @@ def _spot_pays(row: dict) -> bool:
 def _notes(plan: dict) -> str:
     memory, alone = plan["memory"], plan["mesh"]["devices"] == 1
     notes = [
-        f"as is: with microbatch {memory['microbatch']}, {gigabytes(memory['total'])} GB a device. microbatch: the largest "
-        f"that fits with remat {memory['remat']} and {memory['optimizer']}."
+        f"as is: with microbatch {memory['microbatch']}, {gigabytes(memory['total'])} GB a device. rows: the largest "
+        f"microbatch that fits with remat {memory['remat']} and {memory['optimizer']}."
     ]
     if alone:
         notes.append("devices: the fewest that hold the model by mesh.fsdp; --config.plan.mesh=fsdp:8 plans for eight.")

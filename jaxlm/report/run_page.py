@@ -23,7 +23,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 
 from jaxlm.corpus.stages.junk_patterns import GROUPS
-from jaxlm.host.console import count, duration, hours, human, spent
+from jaxlm.host.console import count, dollars, duration, hours, human
 from jaxlm.report import benchmarks, chart, markup, redteam
 from jaxlm.report.chart import Curve
 from jaxlm.report.markup import Markup, cell, details, join, table, tag
@@ -69,7 +69,7 @@ def _now(summary: dict) -> Markup:
     stands = run.get("ended") or ""
     if not stands and run.get("time") and run.get("left_s"):
         time = datetime.datetime.fromtimestamp(run["time"], datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
-        cost = _paid(summary, f" and {spent(run['left_usd'])}")
+        cost = _paid(summary, f" and {dollars(run['left_usd'])}")
         stands = join([f"training, at {time}; about {duration(run['left_s'])}", *cost, " left"])
     lines = [markup.sentence(stands)] * bool(stands) + [markup.sentence(f"forecast: {advice}")] * bool(advice)
     lines += [join(["next: ", tag("code", markup.sentence(run["next"]))])] if run.get("next") else []
@@ -85,7 +85,7 @@ def _tiles(summary: dict) -> Markup:
     tiles += [
         (_figure(run.get("held_out")), f"held-out loss{better}"),
         (_figure(run.get("loss")), "training loss"),
-        *_paid(summary, (spent(run["cost_usd"]), "spent")),
+        *_paid(summary, (dollars(run["cost_usd"]), "spent")),
         (count(run["step"]), f"of {count(run['steps'])} steps, {human(run['tokens'])} tokens"),
         (duration(run["wall_s"]), "in all"),
     ]
@@ -154,14 +154,14 @@ def _bill(summary: dict) -> Markup:
     rows = []
     for name, row in latest.items():
         losses = f"{_figure(row['loss_begin'])} → {_figure(row['loss_end'])}"
-        cost = _paid(summary, spent(row["usd"]), _price(row["usd_per_point"]))
+        cost = _paid(summary, dollars(row["usd"]), _price(row["usd_per_point"]))
         rows.append((name, count(row["last_step"]), human(row["tokens"]), losses, hours(row["hours"]), *cost))
     head = ("phase", "to step", "tokens", "loss", "time", *_paid(summary, "cost", "cost of a nat"))
     return table(head, rows, "Bill") if rows else Markup("")
 
 
 def _price(usd: float | None) -> str:
-    return "" if usd is None else spent(usd)
+    return "" if usd is None else dollars(usd)
 
 
 def _futures(summary: dict) -> Markup:
@@ -169,7 +169,7 @@ def _futures(summary: dict) -> Markup:
     rows = []
     for row in (futures or {}).get("rows", ()):
         loss = f"{row['loss']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
-        cost = _paid(summary, spent(row["usd"]), _price(row.get("usd_per_centinat")))
+        cost = _paid(summary, dollars(row["usd"]), _price(row.get("usd_per_centinat")))
         rows.append((row["name"], count(row["step"]), loss, hours(row["hours"]), *cost))
     head = ("future", "to step", "loss (80%)", "time", *_paid(summary, "cost", "cost of 0.01 nats"))
     return table(head, rows, "Futures") if rows else Markup("")
@@ -297,7 +297,7 @@ def took(summary: dict) -> Markup:
     runs = [stage for stage in stages if stage["program"] != "prepare"]
     tokens, wall_s, usd = (sum(run[name] or 0 for run in runs) for name in ("tokens", "wall_s", "cost_usd"))
     head = ("stage", "what it changed", "time", "cost", "steps", "tokens", "run", "config")
-    rows = [head, *map(_stage, stages), ("all", "", duration(wall_s), spent(usd), "", human(tokens), "", "")]
+    rows = [head, *map(_stage, stages), ("all", "", duration(wall_s), dollars(usd), "", human(tokens), "", "")]
     if not any(stage["cost_usd"] for stage in stages):  # without a price, dollars say nothing
         rows = [(*row[:3], *row[4:]) for row in rows]
     parts = [table(rows[0], rows[1:], "Stages")]
@@ -320,7 +320,7 @@ def _stage(row: dict) -> tuple[object, ...]:
         _TITLES.get(row["program"], row["program"]),
         cell(f"{row['figure']} {' → '.join(figures)}" if ends else "", kind="text"),
         shown("wall_s", duration),
-        shown("cost_usd", spent),
+        shown("cost_usd", dollars),
         shown("steps", count),
         shown("tokens", human),
         cell(row["name"], kind="text"),
@@ -341,7 +341,7 @@ def command_cells(rows: Sequence[dict]) -> list[tuple[str, ...]]:
     """Returns the cells of the table of `commands`: its head, a row for each command, their sum."""
     wall_s, usd = (sum(row[key] for row in rows) for key in ("wall_s", "cost_usd"))
     whole = {"name": "all", "wall_s": wall_s, "cost_usd": usd}
-    cells = [(row["name"], duration(row["wall_s"]), spent(row["cost_usd"])) for row in (*rows, whole)]
+    cells = [(row["name"], duration(row["wall_s"]), dollars(row["cost_usd"])) for row in (*rows, whole)]
     return [row if usd else row[:2] for row in [("command", "time", "cost"), *cells]]
 
 

@@ -4,7 +4,7 @@ import pathlib
 import typing
 from collections.abc import Mapping, Sequence
 
-from jaxlm.host.console import count, duration, human, spent
+from jaxlm.host.console import count, dollars, duration, human
 from jaxlm.report import benchmarks, chart, markup
 from jaxlm.report.chart import Curve
 from jaxlm.report.markup import Markup, table, tag
@@ -34,7 +34,7 @@ def _outcomes(summaries: Mapping[str, Mapping], texts: Mapping[str, Sequence[str
     for name, summary in summaries.items():
         run = summary["run"]
         held_out = [_loss(run.get("held_out")) if name in runs else "" for runs in texts.values()]
-        paid = [spent(run["cost_usd"])] * priced
+        paid = [dollars(run["cost_usd"])] * priced
         done = f"{count(run['step'])} of {count(run['steps'])}"
         rows.append(
             (name, done, human(run["tokens"]), _loss(run.get("loss")), *held_out, duration(run["wall_s"]), *paid)

@@ -123,7 +123,7 @@ def table(rows: Sequence[dict]) -> str:
     head = ["phase", "last step", "tokens", "loss", "drop", "hours", "cost", "a point", ""]
     cells = [head] + [_cells(r) for r in sorted(latest, key=lambda r: r["last_step"])]
     hours, usd = (sum(r[name] for r in latest) for name in ("hours", "usd"))
-    cells.append(["all", "", "", "", "", f"{hours:.3g}", console.spent(usd), "", ""])
+    cells.append(["all", "", "", "", "", f"{hours:.3g}", console.dollars(usd), "", ""])
     return console.table(cells, right=range(1, 8))
 
 
@@ -139,8 +139,8 @@ def _cells(r: dict) -> list[str]:
         f"{begin:.3f} to {end:.3f}" if known else "",
         f"{begin - end:.3f}" if known else "",
         f"{r['hours']:.3g}",
-        console.spent(r["usd"]),
-        console.spent(r["usd_per_point"]) if r["usd_per_point"] is not None else "",
+        console.dollars(r["usd"]),
+        console.dollars(r["usd_per_point"]) if r["usd_per_point"] is not None else "",
         ", ".join(words),
     ]
 
@@ -160,7 +160,7 @@ def judge(phase: milestones.Phase, r: dict, run: str = "RUN") -> tuple[str, str]
     cause, why = "gate", ""
     if not r["ended"]:
         if c.usd and r["usd"] >= c.usd:
-            spent = f"phase {phase.name} has spent {console.spent(r['usd'])} of its {console.spent(c.usd)}"
+            spent = f"phase {phase.name} has spent {console.dollars(r['usd'])} of its {console.dollars(c.usd)}"
             cause, why = "budget", f"{spent} at step {at:,} of {phase.last:,} ({key}.usd)"
     elif c.max_val_loss and (loss is None or loss > c.max_val_loss):
         measured = "no finite held-out loss" if loss is None else f"a held-out loss of {loss:.4f}"

@@ -102,6 +102,7 @@ def test_every_verb_has_a_program():
         (["train", "--config", "quickstart", "--config.train.steps", "ten"], "config.train.steps=ten: expected int"),
         (["train", "--config=quickstart", "--steps=3"], "did you mean --config.train.steps?"),
         (["tune", "--config=quickstart", "--steps=3"], "did you mean --config.tune.steps?"),
+        (["train", "grpo", "--beta=1"], "did you mean --config.dpo.beta or --config.policy.beta?"),
         (["train", "gpuburnout_1b"], "with jaxlm prepare data/gpuburnout and jaxlm tokenize data/gpuburnout (its"),
         (["train", "local_35m", "--config.data.dir=docs"], "jaxlm prepare docs --out=DATA, then --config.data.dir="),
         (["train", "local_35m", "--config.data.path=docs"], "prepare it first: jaxlm prepare docs --out=DATA"),
@@ -347,3 +348,39 @@ def test_fewer_steps_shorten_the_warm_up(capsys, monkeypatch, overrides, warmup)
     code, _, err = run(capsys, "plan", "quickstart", *overrides)
     assert (code, seen) == (0, [warmup])
     assert ("in place of 40: a tenth of train.steps" in err) == (warmup < 10)
+
+
+@pytest.mark.parametrize(
+    ("verb", "overrides", "lines"),
+    [
+        ("plan", ["phases.plan.smok.steps=20", "phases.plan.main.usd=9"], ["new phase smok, the first"]),
+        ("plan", ["phases.plan.smok.usd=1", "phases.plan.smok.steps=60_500"], ["new phase smok, after main"]),
+        (
+            "plan",
+            ["model.head_dim=60"],
+            ["model.head_dim=60 is no multiple of 8: GPUs take the slow attention; 64 or 128 are usual"],
+        ),
+        ("plan", ["model.d_ff=512"], ["model.d_ff=512 is 0.25 times model.d_model=2048; 2 to 4 times are usual"]),
+        ("plan", ["model.n_layers=3"], []),
+    ],
+)
+def test_odd_shapes_and_new_phases_are_told(capsys, here, seen, verb, overrides, lines):
+    seen(verb)
+    code, _, err = run(capsys, verb, "gpuburnout_1b", *(f"--config.{override}" for override in overrides))
+    assert (code, [line for line in err.splitlines() if not line.startswith("folder: ")]) == (0, lines)
+
+
+def test_a_key_that_phases_do_not_have_is_refused(capsys, here, seen):
+    code, _, err = run(capsys, "train", "quickstart", "--config.phases.plan.smoke.stps=20")
+    assert (code, err) == (
+        2,
+        "jaxlm: unknown key config.phases.plan.smoke.stps; did you mean config.phases.plan.smoke.steps?\n",
+    )
+
+
+def test_a_mistyped_benchmark_is_refused_before_the_command_begins(capsys, tmp_path, seen):
+    pytest.importorskip("lm_eval")
+    begun = seen("eval")
+    code, _, err = run(capsys, "eval", str(a_run(tmp_path / "run")), "--tasks=helaswag")
+    assert (code, begun) == (2, [])
+    assert "did you mean hellaswag" in err

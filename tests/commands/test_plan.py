@@ -38,7 +38,7 @@ def test_the_page_of_one_billion(capsys):
         "11.4 a parameter: 0.57 x Chinchilla's optimum",
         "7.04 GFLOP a token",
         "microbatch 16 of 64 rows, bfloat16, attention cudnn",
-        "A100 80GB     75    yes        1          16     28.4k",
+        "A100 80GB     75    yes        1    16     28.4k",
         "64% [1]",
         "full 25.0 GB and 1.24 x the time",
         "28.3k tokens/s 24.0k",

@@ -424,7 +424,7 @@ def test_it_tells_how_far_it_is(corpus, tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().err.splitlines()
     assert "clean ..." in said
     assert any(
-        re.fullmatch(r"clean: [1-5] of 6 tasks, [\d,]+ documents, 0m\d\ds, 0m\d\ds left", line) for line in said
+        re.fullmatch(r"clean: [1-5] of 6 tasks, \d\d%, [\d,]+ documents, 0m\d\ds, 0m\d\ds left", line) for line in said
     ), said
 
 

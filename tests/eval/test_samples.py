@@ -31,7 +31,7 @@ def test_samples_are_written_shown_and_repeatable(parts, tmp_path):
     records = [json.loads(line) for line in (tmp_path / "samples/7.jsonl").read_text().splitlines()]
     assert [r["prompt"] for r in records] == ["one two", "sun"]
     assert all(r["step"] == 7 and r["text"] for r in records)
-    assert lines == [f"step 7  [{r['prompt']}]{r['text']}" for r in records]
+    assert lines == ["step 7  drawn: " + " ".join(f"[{r['prompt']}]{r['text']}".split()) for r in records]
     assert sample({"params": params}, 8)[0] == [line.replace("step 7", "step 8") for line in lines]
     assert samples.make(c.sample, 5, model, data, tmp_path)({"params": params}, 7)[0] != lines
 
@@ -47,13 +47,24 @@ def test_each_prompt_is_continued_greedily_too_and_each_line_names_its_temperatu
         ("one two", 0.7),
         ("sun", 0.7),
     ]
-    assert len(shown) == 4
+    assert [line.partition("]")[0] for line in shown] == [
+        f"step 7  {way}: [{prompt}" for way in ("greedy", "drawn") for prompt in ("one two", "sun")
+    ]
     for temperature, part in ((0.0, records[:2]), (0.7, records[2:])):
         way = dataclasses.replace(c.sample, temperature=temperature)
         alone = samples.continue_prompts(model, {"params": params}, data.tokenizer(), way.prompts, way, c.seed)
         assert [r["text"] for r in part] == alone
     once = dataclasses.replace(both, temperature=0.0)  # greedy twice would say the same twice
     assert len(samples.make(once, c.seed, model, data, tmp_path)({"params": params}, 8)[0]) == 2
+
+
+def test_the_terminal_shows_two_prompts_in_short_and_the_file_holds_all(tmp_path):
+    texts = ["\n\na\n\n  b ", "long " * 100, "not shown"]
+    written = [{"prompt": f"p{i}", "temperature": 0.6, "text": text, "ended": True} for i, text in enumerate(texts)]
+    first, second = samples._write(tmp_path / "samples", 7, written)
+    assert first == "step 7  drawn: [p0] a b"
+    assert second == f"step 7  drawn: {('[p1]' + 'long ' * 60)[:140]} ..."
+    assert len((tmp_path / "samples/7.jsonl").read_text().splitlines()) == 3
 
 
 def test_samples_that_can_not_be_written_fail_on_all_processes(parts, tmp_path, monkeypatch):

@@ -34,16 +34,16 @@ def test_columns_are_aligned_to_the_side_that_is_asked_for():
     [
         (console.human, (7, 1500, 2.36e10, 1.04e9, -1234567), "7 1.5k 23.6B 1.04B -1.23M"),
         (console.count, (7, 1234567, 1e6), "7 1,234,567 1,000,000"),
-        (console.dollars, (0.5, 43.21, 4321.0, float("inf")), "$0.50 $43.21 $4,321 never ends"),
-        (console.spent, (0.003241, 0.5, 43.21, 0), "$0.00324 $0.5 $43.21 $0.00"),
+        (console.dollars, (1e-5, 0.003241, 0.996, 0.5, 0, 43.21), "<$0.0001 $0.0032 $1.00 $0.50 $0.00 $43.21"),
+        (console.dollars, (4321.0, float("inf")), "$4,321.00 never ends"),
         (console.duration, (95, 3725, 90000), "1m35s 1h02m 1d01h"),
         (console.gigabytes, (1.234e9, 7.5e10), "1.23 75.0"),
         (console.hours, (240.0, 2.5, 0.2, 0.001, float("inf")), "10 days 2.5 h 12 min <1 min never ends"),
+        (console.hours, (17_532, 27_000, 2e6), "2 years 3.1 years 228 years"),
         (console.size, (0, 999, 999.6, 1234, 123_456, 5e15), "0 B 999 B 1 kB 1.23 kB 123 kB 5000 TB"),
         (lambda share: console.share(*share), ((0, 10), (10, 10), (1, 3), (0, 0)), "0% 100% 33.3% "),
         (lambda share: console.share(*share), ((1, 100_000), (99_999, 100_000)), "<0.1% >99.9%"),
         (lambda digits: console.gigabytes(7.55e10, digits), (0, 2), "76 75.50"),
-        (console.megabytes, (1234567,), "1.2 MB"),
     ],
 )
 def test_figures_are_short_and_never_round_to_none_or_all(shown, numbers, words):

@@ -33,6 +33,19 @@ def test_the_least_important_parts_go_first(width, shown):
     assert screen.joined(PARTS[:2], colour=True) == "step 5/10  \x1b[1mloss 2.0\x1b[0m"
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("written: data, model", "written: data, model"),
+        ("written: data, models", "written: data,\n  models"),
+        ("a\na_path/longer/than/the/line b", "a\na_path/longer/than/the/line\n  b"),
+        ("next: jaxlm sample runs/quickstart", "next: jaxlm sample runs/quickstart"),  # a command is copied
+    ],
+)
+def test_a_line_is_folded_between_words(text, shown):
+    assert screen.folded(text, 20) == shown
+
+
 _BEGIN = """
 import fcntl, os, sys, termios, time
 from jaxlm.host import console, screen

@@ -69,7 +69,7 @@ def test_a_forecast_far_beyond_its_ladder_is_called_a_guess(plan):
 
 def test_this_machine_has_a_row_and_a_note(plan):
     page = " ".join("\n".join(lines(plan | {"here": HERE})).split())
-    assert "this machine 23 no 1 16 18.8k 7.27 days $279 - 41% measured" in page
+    assert "this machine 23 no 1 16 18.8k 7.27 days $279.40 - 41% measured" in page
     assert "other programs" not in page  # a GPU is not slower for them
     cpu = " ".join("\n".join(lines(plan | {"here": HERE | {"kind": "cpu"}})).split())
     assert "while other programs kept it busy" in cpu

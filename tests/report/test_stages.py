@@ -72,7 +72,7 @@ def test_every_stage_is_a_row_and_the_last_one_is_their_sum():
     assert rows(found) == [
         ["stage", "what it changed", "time", "cost", "steps", "tokens", "run", "config"],
         ["data", "documents 12,000 → 8,000", "1m30s", "", "", "", "data", ""],
-        ["pretraining", "held-out loss 8.312 → 4.922", "10m00s", "$0.5", "1,500", "1.54M", "base",
+        ["pretraining", "held-out loss 8.312 → 4.922", "10m00s", "$0.50", "1,500", "1.54M", "base",
          "story in phases: smoke, main"],
         ["SFT", "held-out loss 2.500", "5m00s", "$0.25", "300", "1.23M", "sft", "sft"],
         ["GRPO", "held-out reward 0.250 → 0.875", "1h00m", "$3.00", "200", "819k", "&lt;chat&gt;", "grpo"],
@@ -108,7 +108,7 @@ def test_the_commands_around_the_runs_have_a_table_with_their_sum():
     found = [{"name": name, "wall_s": seconds, "cost_usd": usd} for name, seconds, usd in made]
     assert rows(run_page.commands({"commands": found})) == [
         ["command", "time", "cost"],
-        ["01-data", "1m30s", "$0.05"],
+        ["01-data", "1m30s", "$0.050"],
         ["02-train", "1h00m", "$2.00"],
         ["all", "1h01m", "$2.05"],
     ]

@@ -75,8 +75,8 @@ def test_the_storys_bill():
     assert run.rows[3]["hours"] == pytest.approx(44 / 1.6)
     last = shown[-1].splitlines()
     assert len(last) == 6
-    assert last[3].split() == ["main", "60,000", "6.55B", "2.907", "to", "2.573", "0.334", "58.8", "$94.00", "$281"]
-    assert last[-1].split() == ["all", "101", "$162"]
+    assert last[3].split() == ["main", "60,000", "6.55B", "2.907", "to", "2.573", "0.334", "58.8", "$94.00", "$281.44"]
+    assert last[-1].split() == ["all", "101", "$162.00"]
 
 
 def test_the_training_loss_stands_in_where_no_text_was_evaluated():

@@ -101,6 +101,7 @@ class Rewards(Chats):
             scores = rewards.Scorer(_reward_model(c), parts.mesh, room, moment) if c.reward.model else None
             rewarder = rewards.Rewarder(c.reward, self._process, scores, say)
             self._rollouts = rollouts.Rollouts(parts, frozen, ready.data, rewarder, reference, self._folder)
+        say("the first step compiles what draws answers, what judges them and the update: minutes on a CPU")
         if int(state.step) == 0:
             for line in (*policies.first_lines(c), chat.told_ends(self._tokenizer)):
                 say(line)

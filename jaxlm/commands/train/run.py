@@ -75,6 +75,8 @@ def _open(config: Config, kind: Kind, clock: Clock, stack: contextlib.ExitStack)
         alive = functools.partial(clock.begin, MIRROR)
         mirror = together(lambda: farewell.open_mirror(config, folder, scores, alive), first_only=True)
     together(lambda: workdir.check(settled.runs, mesh))
+    if not from_first(lambda: workdir.has_checkpoints(folder)):
+        together(lambda: tune.check_room(settled.runs, mesh))
     together(lambda: accelerators.check_price(settled.runs, mesh.devices.flat[0].device_kind, mesh.size))
     settled = settled.as_begun(folder)
     scores.take(*from_first(lambda: scores.read(folder).pairs()))

@@ -50,6 +50,8 @@ def format_of(name: str, formats: tuple[str, ...]) -> str:
     """Returns which of `formats` a file's name means, compressed or not; "" if none."""
     plain = name.lower()
     plain = plain.removesuffix(streams.compression(plain))
+    if "readme" in formats and registry.README.fullmatch(posixpath.basename(plain)):
+        return "readme"
     return next((f for f in formats if plain.endswith(registry.FORMATS[f][1])), "")
 
 

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import posixpath
+import re
 import types
 from collections.abc import Mapping
 
@@ -13,11 +14,17 @@ FORMATS = {
     "parquet": ("parquet", (".parquet",)),
     "markdown": ("text", (".md", ".markdown")),
     "markup": ("text", (".rst", ".adoc")),  # apart from text: what `PLAIN` means must not change under finished data
+    "readme": ("text", ()),  # `README`
     "html": ("html", (".html", ".htm", ".xhtml")),
     "warc": ("warc", (".warc", ".warc.wet")),
     "mediawiki": ("mediawiki", (".xml",)),
     "code": ("code", ()),
 }
+# Names of plain text without a suffix, in lower case: README, LICENSE-MIT, changelog.Debian.
+README = re.compile(
+    r"(?:readme|licen[cs]e|copying|copyright|notice|news|changelog|changes|history|authors|contributors|credits|thanks|todo"
+    r"|install|faq)(?:[-_]\w+)*(?:\.debian(?:\.\w+)?)?"
+)
 RECORDS = ("jsonl", "parquet")  # formats with fields, of which `text_key` names the text
 # Suffixes of documents in formats that are not read -> how to make them readable.
 DOCUMENTS = {

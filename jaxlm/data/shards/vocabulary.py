@@ -10,7 +10,8 @@ from jaxlm.data.shards import shards
 from jaxlm.data.tokenizer import coder
 from jaxlm.data.tokenizer.ours import Tokenizer
 from jaxlm.data.tokenizer.train import VocabularyTooLarge, train_tokenizer
-from jaxlm.host.console import Say, megabytes
+from jaxlm.host import console
+from jaxlm.host.console import Say
 
 LEAST, MOST = 1024, 32_768
 BYTES_PER_ID = 1000
@@ -27,7 +28,7 @@ def train(
     """Trains a tokenizer on a sample of `n_bytes` of text, of the size by `choose` or the largest that the sample supports."""
     size = choose(n_bytes)
     say(
-        f"vocabulary: {size:,} ids for {megabytes(n_bytes)} of text ({RULE}); --config.model.vocab_size sets another size"
+        f"vocabulary: {size:,} ids for {console.size(n_bytes)} of text ({RULE}); --config.model.vocab_size sets another size"
     )
     kinds = {"chat_tokens": chat_tokens, "model_type": model_type}
     try:

@@ -5,7 +5,7 @@ import typing
 from collections.abc import Mapping, Sequence
 
 from jaxlm.data.batches.document_rows import MOST_PASSES
-from jaxlm.host.console import hours, human, spent, table
+from jaxlm.host.console import dollars, hours, human, table
 from jaxlm.plan.ladder.law import LEVEL, WIDE
 from jaxlm.plan.text import WIDTH, block, wrapped
 
@@ -104,7 +104,7 @@ def budget(choice: dict[str, typing.Any], config: str, overrides: Sequence[str] 
     keys = typed | best["overrides"]
     replaced = [key for key in typed if str(typed[key]) != str(keys[key])]
     lines = [
-        f"BUDGET  {spent(choice['budget_usd'])}: the best model on each accelerator, best first",
+        f"BUDGET  {dollars(choice['budget_usd'])}: the best model on each accelerator, best first",
         "",
         table([head, *map(_cells, rows)], right=range(1, 8)),
         "",

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 import jax
 from jax.sharding import Mesh
 
-from jaxlm.config import Config, ConfigError, with_keys
+from jaxlm.config import Config, ConfigError, MeshConfig, with_keys
 from jaxlm.devices import processes, sharding
 from jaxlm.host.console import Say, gigabytes
-from jaxlm.plan import lower
-from jaxlm.plan.fit import REMATS, choose
+from jaxlm.plan import lower, settle
+from jaxlm.plan.fit import REMATS, SURELY, Planner, choose
 from jaxlm.step.parts import Parts
 
 HEADROOM = 0.95  # of a device's memory, for the step
@@ -263,6 +263,10 @@ def memory_limit(memory_gb: float = 0.0) -> float:
     return room.bytes if memory_gb else HEADROOM * room.bytes
 
 
+_TOO_LARGE = (
+    "no setting makes it fit; take a smaller model, a shorter train.seq_len, or split the model over more devices by "
+    "mesh.fsdp"
+)
 _TILE_TOKENS = 2048  # of the loss, for a run that has no tiles and does not fit
 
 
@@ -312,12 +316,32 @@ def admit(made: Parts, room: lower.Room | None, make_parts: lower.MakeParts, beg
     limit = room.bytes * HEADROOM if room else float("inf")
     with processes.working("looking for settings that fit"):
         change = remedy(made.config, made.mesh, limit, make_parts, (need, state), begun)
-    mend = "no setting makes it fit; take a smaller model, a shorter train.seq_len, or split the model over more devices by "
-    mend += "mesh.fsdp"
-    if change:
-        mend = f"give {' '.join(change[0])}, then it needs {_gb(change[1])}"
+    mend = f"give {' '.join(change[0])}, then it needs {_gb(change[1])}" if change else _TOO_LARGE
     platform = made.mesh.devices.flat[0].platform
     raise lower.refusal(f"{words}: {mend}", platform, made.config.tune.memory_gb, begun)
+
+
+def check_room(config: Config, mesh: Mesh) -> None:
+    """Raises as `lower.refusal` if by arithmetic, in a second, a step needs far more than there is: compiling takes minutes.
+
+    A CPU's program needs more than the arithmetic says (1.0 to 1.5 times, of six configs).
+    """
+    room = lower.of_devices(config.tune.memory_gb)
+    if not room:
+        return
+    config = with_keys(config, model={"vocab_size": config.model.vocab_size or 1})  # not read from the data yet
+    config = settle.assuming(config, remat=REMATS[-1], rows=sharding.batch_ways(mesh))
+    planner, shape = Planner(config), MeshConfig(**mesh.shape)
+    need = planner.memory(shape).total
+    if need <= SURELY * room.bytes:
+        return
+    mend, change = _TOO_LARGE, planner.remedy(shape, HEADROOM * room.bytes)
+    if change:
+        keys = f"--config.model.remat={change.remat} --config.train.microbatch_size={change.microbatch}"
+        keys += f" --config.optim.name={change.optimizer}" * (change.optimizer != config.optim.name)
+        mend = f"give {keys}, then it needs {_gb(change.memory.total)} or more"
+    words = f"a step needs {_gb(need)} of memory or more, and there are {_gb(room.bytes)} {room.of}: {mend}"
+    raise lower.refusal(words, mesh.devices.flat[0].platform, config.tune.memory_gb, begun=False)
 
 
 def _gb(size: float) -> str:

@@ -5,7 +5,7 @@ import socket
 import time
 
 from jaxlm.config import ConfigError, RunError, pip_install
-from jaxlm.devices.processes import say
+from jaxlm.host.console import say
 from jaxlm.serve.arena.store import BOTH_BAD, BOTH_GOOD, LEFT, RIGHT, SKIP, Store
 
 _TITLE = "Arena"

@@ -90,11 +90,9 @@ class Results:
 
 
 def results(votes: Sequence[Vote], names: Mapping[int, str]) -> Results:
-    """Returns the results of the votes, the best contestant first. Raises ConfigError without votes, or without evalica."""
+    """Returns the results of the votes, the best contestant first. Raises ConfigError without evalica."""
     if importlib.util.find_spec("evalica") is None:
         raise ConfigError(f"results need evalica: {pip_install('arena')}")
-    if not votes:
-        raise ConfigError("no votes yet: jaxlm arena RUN_A RUN_B opens the page on which people vote")
     place = {number: at for at, number in enumerate(names)}
     ratings_N, drawn_SxN = bootstrapped(votes, place)
     elo_SxN, order = _elo(votes, place), np.argsort(-ratings_N, kind="stable")

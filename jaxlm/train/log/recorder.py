@@ -64,8 +64,8 @@ class Recorder:
             self.writer.write({name: value for name, value in line.items() if name != "eta_s"})
             if "eta_s" in line:
                 line["eta_s"] += self.between_s(step, self.steps)
-            losses = self.scores.losses.values() if self.scores is not None else ()
-            self._progress.update(line, min(filter(math.isfinite, losses), default=None))
+            losses = [*filter(math.isfinite, self.scores.losses.values())] if self.scores is not None else []
+            self._progress.update(line, min(losses) if len(losses) > 1 else None)
         return record
 
     def add(self, step: int, name: str, figures: dict[str, float]) -> None:
@@ -77,7 +77,8 @@ class Recorder:
             names = [key for key in figures if redteam.leads(key)]
             words = [f"{key.removeprefix('val/').removeprefix('eval/')} {figures[key]:.4f}" for key in names]
             # The summary figure comes first, then losses: a narrow terminal leaves out the last ones.
-            first, *others = sorted(words, key=lambda word: ("/" in word, "/loss " not in word)) or [""]
+            words.sort(key=lambda word: ("/" in word, "/loss " not in word))
+            first, *others = [word.replace("/loss ", " ") for word in words] or [""]
             parts = [screen.Part(word, rank) for rank, word in enumerate([f"step {step}  {name}: {first}", *others])]
             screen.say_parts(parts)
 

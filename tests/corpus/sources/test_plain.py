@@ -273,7 +273,7 @@ def test_clear_errors_for_tfds(tfds_dir, spec, message):
 
 
 def test_files_without_a_suffix_are_told_how_to_be_read(tmp_path):
-    for name in ("LICENCE", "NOTES", "a.txt", "b.png"):
+    for name in ("PASSWD", "NOTES", "a.txt", "b.png"):
         (tmp_path / name).write_text("some words")
     found = survey.survey(str(tmp_path), ())
     assert found.files == {"text": 1}
@@ -281,3 +281,17 @@ def test_files_without_a_suffix_are_told_how_to_be_read(tmp_path):
         "docs: 2 no suffix files are not read: name those that are text NAME.txt",
         "docs: 1 .png file is in no supported format",
     ]
+
+
+def test_what_every_project_has_is_read_without_a_suffix_and_packed(tmp_path, read_source):
+    import gzip
+
+    for name in ("LICENSE", "README", "COPYING.LESSER", "LICENSE-MIT", "news.html", "readme.py", "README.Debian"):
+        (tmp_path / name).write_text(f"some words of {name}")
+    for name in ("NEWS.gz", "changelog.Debian.amd64.gz", "POSTER.gz"):
+        (tmp_path / name).write_bytes(gzip.compress(f"some words of {name}".encode()))
+    found = survey.survey(str(tmp_path), ())
+    assert (found.files, found.unread) == ({"readme": 6, "html": 1, "code": 1}, {".gz": 1, ".lesser": 1})
+    texts, _ = read_source(tmp_path, format="readme")
+    names = ["LICENSE", "LICENSE-MIT", "NEWS.gz", "README", "README.Debian", "changelog.Debian.amd64.gz"]
+    assert [text.text for text in texts] == [f"some words of {name}" for name in names]

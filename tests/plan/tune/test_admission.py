@@ -45,6 +45,22 @@ def test_the_settings_that_are_told_work(whole):
     assert admit(*(word.removeprefix("--config.") for word in words), room=limit).need <= tune.HEADROOM * limit
 
 
+@pytest.mark.parametrize("vocab_size", [512, 0])  # 0: its data is read later
+def test_far_too_large_is_refused_by_arithmetic_alone(monkeypatch, vocab_size):
+    monkeypatch.setattr(lower, "compile_lowered", None)
+    mesh = sharding.make_mesh(MeshConfig(1, 1, 1, 1), jax.devices()[:1])
+
+    def check(memory_gb: float) -> None:
+        keys = [*TINY, f"model.vocab_size={vocab_size}", f"tune.memory_gb={memory_gb}", "train.microbatch_size=-1"]
+        tune.check_room(config.resolve(config_files.load("base", keys)), mesh)
+
+    check(1)
+    with pytest.raises(
+        ConfigError, match=r"a step needs 0.01 GB of memory or more, and .*tune.memory_gb: no setting makes"
+    ):
+        check(1e-5)
+
+
 def test_quick_compilation_takes_the_same_memory(whole):
     """Only so it may stand for the real one in the search."""
     assert lower.memory_of(lower.compile_lowered(make().lower(), lower.QUICK)) == whole.need

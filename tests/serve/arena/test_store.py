@@ -306,6 +306,7 @@ def test_results_in_words_and_as_json(voted, capsys):
     ("words", "line"),
     [
         (["--results", "--store=none.sqlite"], "no votes in none.sqlite: jaxlm arena RUN_A RUN_B begins"),
+        (["--results", "--store=empty.sqlite"], "no votes yet: jaxlm arena RUN_A RUN_B opens the page"),
         (["alpha.jsonl", "--results"], "one contestant alone: name two or more"),
         (["alpha.jsonl", "alpha.jsonl"], "takes part twice"),
         (["alpha.jsonl", "nothing"], "nothing is no run, no model, no file of samples and no URL"),
@@ -320,6 +321,7 @@ def test_results_in_words_and_as_json(voted, capsys):
 )
 def test_what_is_refused(voted, capsys, words, line):
     (voted / "votes.jsonl").write_text('{"winner": "a"}\n')
+    Store(voted / "empty.sqlite").close()
     (voted / "copy.jsonl").write_text((voted / "alpha.jsonl").read_text())
     store = [] if any("store" in word for word in words) else ["--store=new.sqlite" if "--results" not in words else ""]
     assert cli.main(["arena", *words, *filter(None, store)]) == 2
