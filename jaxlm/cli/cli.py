@@ -146,22 +146,7 @@ def _run(argv: list[str], script: bool) -> int:
     trains = verb.module is None
     config = importlib.import_module("jaxlm.run.supervised").adopt() if trains and script else None
     alone = trains and script and not config
-    if not config:
-        if getattr(args, "params", None) is not None:
-            overrides += _of_size(name, args, overrides)
-        lines: list[str] = []
-        given = (trains and branch.config(args, overrides)) or _of_folder(verb, args, overrides)
-        given = given or _settled(name, args.config, overrides, lines.append)
-        config = config_lib.resolve(given)
-        if given.phases.shrink:
-            console.say(shrink.summary(config))
-        if trains:
-            importlib.import_module("jaxlm.data.batches.which_data").check(config, args.config, overrides, lines.append)
-        if name in ("train", "plan"):
-            lines += _of_shape(name, args.config, overrides, config)
-        for line in lines:
-            console.say(line)
-        importlib.import_module("jaxlm.eval.task_names").check(_tasks(name, args, config))
+    config = config or _resolved(name, args, overrides)
     args.config = args.config or config.workdir
 
     def program() -> int:
@@ -176,6 +161,26 @@ def _run(argv: list[str], script: bool) -> int:
     if not alone:
         return program()
     return importlib.import_module("jaxlm.run.survive.supervisor").run(config, program)
+
+
+def _resolved(name: str, args: argparse.Namespace, overrides: list[str]) -> config_lib.Config:
+    """Returns the command's config, checked; says what was chosen or is odd."""
+    verb, lines = VERBS[name], []
+    if getattr(args, "params", None) is not None:
+        overrides += _of_size(name, args, overrides)
+    given = (verb.module is None and branch.config(args, overrides)) or _of_folder(verb, args, overrides)
+    given = given or _settled(name, args.config, overrides, lines.append)
+    config = config_lib.resolve(given)
+    if given.phases.shrink:
+        console.say(shrink.summary(config))
+    if verb.module is None:
+        importlib.import_module("jaxlm.data.batches.which_data").check(config, args.config, overrides, lines.append)
+    if name in ("train", "plan"):
+        lines += _of_shape(name, args.config, overrides, config)
+    for line in lines:
+        console.say(line)
+    importlib.import_module("jaxlm.eval.task_names").check(_tasks(name, args, config))
+    return config
 
 
 def _check_utf8(paths: list[str]) -> None:
