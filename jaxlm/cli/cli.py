@@ -453,8 +453,9 @@ def _overview() -> str:
     lines += [
         "",
         "jaxlm help VERB, jaxlm help configs, jaxlm --version",
-        "exit codes: 0 done, 1 failed (the same command may do better), 2 bad input (it never will),",
-        "3 stopped (non-finite steps, a gate, a budget), 4 interrupted (the same command goes on)",
+        "exit codes: 0 done, 1 failed (the same command may do better), 2 bad input (it",
+        "never will), 3 stopped (non-finite steps, a gate, a budget), 4 interrupted (the",
+        "same command goes on)",
     ]
     return "\n".join(lines)
 

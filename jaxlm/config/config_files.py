@@ -124,8 +124,9 @@ def _hint(name: str) -> str:
         return beside
     here = [] if "/" in name else [path.name for path in pathlib.Path().glob("*")]
     near = difflib.get_close_matches(_shipped_name(name), [*_all_shipped(), *here], n=1)
+    near = near or [shipped for shipped in _all_shipped() if name in shipped]  # 1b
     if near:
-        return f"did you mean {near[0]!r}?"
+        return f"did you mean {' or '.join(map(repr, near))}?"
     if "/" in name:
         return "a config is a shipped name or a FILE.py, a run a folder with config.json"
     return f"shipped: {', '.join(_all_shipped())}"

@@ -96,6 +96,7 @@ ABSENT = "no config file, shipped config or folder"
     [
         ("quikstart", False, "did you mean 'quickstart'?"),
         ("data/techdoc", False, "did you mean 'data/techdocs'?"),
+        ("1b", False, "did you mean 'gpuburnout_1b' or 'gpuburnout_1b_h128' or 'speed_1b'?"),
         ("other/quickstart", False, ABSENT),
         ("configs/other/quickstart.py", False, ABSENT),
         ("data", False, ABSENT),
