@@ -55,6 +55,7 @@ def make(folder: pathlib.Path) -> None:
         (folder / name).symlink_to(ROOT / name)
     tiny_data.make(folder / "DATA", {"a": 1.0, "b": 1.0})
     texts(folder)
+    assert cli.main(["trace", "DATA", "--string=sea is", "--remove=personx.jsonl"]) == 0
     tiny_chats.chats(folder / "chats.jsonl")
     tiny_chats.pairs(folder / "pairs.jsonl")
     (folder / "prompts.txt").write_text("one two\nthree four\n")
@@ -62,6 +63,7 @@ def make(folder: pathlib.Path) -> None:
     (folder / "my_scorers.py").write_text("def shouting(prompts, texts):\n    return [0.5 for text in texts]\n")
     for name in ("score.py", "loss.py"):
         (folder / name).write_text("print('1\\n2\\n3')\n")
+    (folder / "answer.txt").write_text("The answer is long enough to hold a copy of 64 bytes, but copies nothing.\n")
     votes = [{"winner": "ab"[i % 2], "item": i} for i in range(8)]
     (folder / "votes.jsonl").write_text("".join(json.dumps(vote) + "\n" for vote in votes))
     (folder / "TOOK").mkdir()

@@ -65,7 +65,10 @@ SMALLER = {
     "CONFIG": "configs/data/techdocs.py",
     "--budget=USD": "--budget=50",
     "--checkpoint=8000,16000": "--checkpoint=2,4",
-    **{f"--config.data.dir={name}": "--config.data.dir=DATA" for name in ("DIR", "data/docs", "data/mine")},
+    **{
+        f"--config.data.dir={name}": "--config.data.dir=DATA"
+        for name in ("DIR", "data/docs", "data/mine", "data/mine-2")
+    },
     "--config.data.dir=runs/quickstart/data": "--config.data.dir=DATA",
     "--config.data.final.weights.math=40": "--config.data.final.weights.a=2",
     **{f"--config.origin={name}": "--config.origin=runs/quickstart" for name in ("RUN", "runs/base")},
@@ -118,7 +121,7 @@ def taken(command: Command, folder: pathlib.Path, run: bool) -> list[str]:
         return [word.replace("gpuburnout_1b", "tiny.py") for word in words]
     if command.script:
         return [*words, *["--smallest"] * command.place.startswith("dev/LEADERBOARD.md")]
-    words = [re.sub(r"^(--(?:out|export-\w+))=", rf"\1={folder}/", word) for word in words]
+    words = [re.sub(r"^(--(?:out|remove|export-\w+))=", rf"\1={folder}/", word) for word in words]
     if words[1] == "prepare":
         words.append(f"--config.data.dir={folder}/data" if words[2].endswith(".py") else f"--out={folder}/data")
     shrunk = SHRUNK.get(words[1], [])
