@@ -143,6 +143,8 @@ def _facts(config: Config, tokenizer: Coder, step: int, name: str, parameters: i
         tokenizer_class=hf_folder.tokenizer_class(config.model, tokenizer),
         evaluation=next((r for r in reversed(lineage.records(folder)) if r["step"] <= step and "val/loss" in r), {}),
         samples=_samples(gathered["samples"], step),
+        examples=[pathlib.Path(source.path).name for source in config.data.sources.values() if source.path],
+        origin=pathlib.Path(config.origin).name if config.program != "pretrain" else "",  # a path is private
     )
 
 

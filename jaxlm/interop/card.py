@@ -53,6 +53,7 @@ class Facts:
       sources: name -> {"origin": where the source comes from, "share": of the mixture, "tokens": of the training split}.
       mixture: the mixtures in words, if the run has two (`sources` has the shares of the first); else "".
       licences: source -> the licences that its preparation allowed; empty if it did not filter by licence.
+      examples, origin: the names of the files of chats, pairs or prompts, and of the run or model that it began with.
       scores: benchmarks of this checkpoint.
       evaluation: the latest record of metrics.jsonl at or before `step` that has held-out losses; {} if there is none.
       samples: lines of the latest file in samples/ at or before `step`, one for each prompt.
@@ -77,6 +78,8 @@ class Facts:
     tokenizer_class: str
     evaluation: Mapping[str, typing.Any] = dataclasses.field(default_factory=dict)
     samples: Sequence[Mapping[str, typing.Any]] = ()
+    examples: Sequence[str] = ()
+    origin: str = ""
     rewards: bool = False
     base: Base | None = None
 
@@ -187,6 +190,9 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _data(facts: Facts) -> str:
+    if facts.origin:
+        examples = f"the examples of {', '.join(facts.examples)}" if facts.examples else "rewards"
+        return f"## Data\n\nTrained from {facts.origin} by {examples}; the card of {facts.origin} names the data before that."
     if not facts.sources:
         return "## Data\n\nNot recorded: the data was not at hand when this model was exported."
     licences = {name: ", ".join(facts.licences.get(name, ())) for name in facts.sources}

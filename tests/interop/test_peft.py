@@ -107,6 +107,10 @@ def test_the_card_says_that_a_base_was_in_codes():
     assert "Its layers were in nf4 in training; in full precision" in card.text(facts)
     plain = dataclasses.replace(facts, base=card.Base("base", 3, 0, "none"))
     assert "full precision" not in card.text(plain)
+    assert "the data was not at hand" in card.text(plain)
+    assistant = dataclasses.replace(plain, examples=("chats.jsonl",), origin="first")
+    assert "Trained from first by the examples of chats.jsonl; the card of first names the data" in card.text(assistant)
+    assert "Trained from first by rewards;" in card.text(dataclasses.replace(assistant, examples=()))
 
 
 def written(folder, content, tensors):

@@ -169,6 +169,21 @@ def test_held_out_text_that_is_too_little_to_judge_by_is_said(tmp_path, make_doc
     )
 
 
+def test_held_out_text_that_is_most_of_a_source_is_said(tmp_path, make_document):
+    """Of 20 documents the long one is held out."""
+    for seed in range(40):  # until the split takes it
+        long = "\n".join(make_document("a", 100 + i) for i in range(400))
+        listed, read = sources_of(a=[*(make_document("a", i) for i in range(19)), long])
+        said, settings = [], build.BuildSettings(300, False, seed=seed, val_fraction=0.05)
+        data = build.build_data(tmp_path / str(seed), listed, settings, read=read, log=said.append)
+        wrote = next(line for line in said if line.startswith("wrote a"))
+        large = data.entry("a", "val")["tokens"] > data.entry("a", "train")["tokens"]
+        assert ("held out, far more than 5%: this source has few documents, and long ones;" in wrote) == large
+        if large:
+            return
+    raise AssertionError("no seed holds the long document out")
+
+
 def test_one_document_cannot_be_split(tmp_path):
     listed, read = sources_of(a=["alone"] * 3)
     with pytest.raises(ConfigError, match="'a' has only one document, or copies of one"):
