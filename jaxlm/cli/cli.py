@@ -200,6 +200,8 @@ def _of_size(name: str, args: argparse.Namespace, given: Sequence[str]) -> list[
     if both := {key.partition("=")[0] for key in keys} & {key.partition("=")[0] for key in given}:
         raise ConfigError(f"--params sets config.{min(both)} too: leave one of the two out")
     console.say(f"--params={params}: {' '.join(f'--config.{key}' for key in keys)}")
+    batch, length = config.train.batch_size, config.train.seq_len
+    console.say(f"train.batch_size={batch} and train.seq_len={length} stay: {batch * length:,} tokens a step")
     return keys
 
 
@@ -348,7 +350,7 @@ def _help(argv: Sequence[str]) -> str:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
+        raise ConfigError(message + f"; {self.prog} --help lists them" * ("are required" in message))
 
 
 def _is_something(word: str) -> bool:

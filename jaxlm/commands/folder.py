@@ -31,7 +31,10 @@ def config(args: argparse.Namespace, overrides: Sequence[str]) -> config_dict.Co
     Sets `args.preset` to the recipe's name, and `args.told` to lines on what the folder holds and where the result goes.
     """
     args.told = []
-    named = config_files.find(args.config) if args.config else None
+    try:
+        named = config_files.find(args.config) if args.config else None
+    except ConfigError as error:  # without the list of configs: a folder was meant
+        raise ConfigError(str(error).partition("; shipped: ")[0]) from None
     documents = named is not None and named.kind == "documents"
     if not documents or any((named.path / name).is_file() for name in _MADE):
         if args.preset or args.out:

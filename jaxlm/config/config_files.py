@@ -128,7 +128,7 @@ def _hint(name: str) -> str:
     if near:
         return f"did you mean {' or '.join(map(repr, near))}?"
     if "/" in name:
-        return "a config is a shipped name or a FILE.py, a run a folder with config.json"
+        return "there is no such folder; a config is a shipped name or a FILE.py, a run a folder with config.json"
     return f"shipped: {', '.join(_all_shipped())}"
 
 

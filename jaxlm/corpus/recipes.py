@@ -39,9 +39,12 @@ def check_same(
         if was == now:
             continue
         was, now = map(_words, _differing(was, now))
-        raise ConfigError(
-            f"{made} with {key} = {was}, now it is {now}; set another --config.data.dir, or delete {manifest} to {again}"
+        how = (
+            f"from {key}, which have changed since"
+            if key.startswith("files of ")
+            else f"with {key} = {was}, now it is {now}"
         )
+        raise ConfigError(f"{made} {how}; set another --config.data.dir, or delete {manifest} to {again}")
 
 
 def with_newer_settings(
