@@ -1,9 +1,12 @@
 """Saves that fail, hang, or hold what is not to be kept: in one process, without a real bad disk."""
 
+import contextlib
 import dataclasses
 import errno
 import resource
 import threading
+import time
+import types
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +16,7 @@ import pytest
 from jaxlm import config
 from jaxlm.config import RunError, config_files
 from jaxlm.run.checkpoints import keep, saving, store, verify
+from jaxlm.run.checkpoints.damage import ToldError
 from jaxlm.run.checkpoints.store import Checkpointer
 from jaxlm.step import state as states
 from jaxlm.train import hooks, loop, watches
@@ -204,3 +208,13 @@ def test_a_wait_tells_and_ends_soon_after_a_wish_to_stop(tmp_path, monkeypatch):
     assert not saving.wait(job, Never(), said.append, lambda: stop, 1200.0)
     assert said == [f"waiting for {s} s for checkpoint 7: writing ({tmp_path})" for s in (60, 360)]
     assert now == pytest.approx(540, abs=15)
+
+
+@pytest.mark.parametrize("failed", ["", "process 1 has no room"])
+def test_orbax_is_waited_for_until_another_process_fails(failed):
+    checkpointer = types.SimpleNamespace(close=lambda: time.sleep(0.7 if not failed else 5.0))
+    votes = types.SimpleNamespace(failed=lambda: failed)
+    began = time.monotonic()
+    with pytest.raises(ToldError, match=failed) if failed else contextlib.nullcontext():
+        saving.Saving._finish(None, checkpointer, votes)
+    assert 0.7 <= time.monotonic() - began < 4.5
