@@ -15,6 +15,7 @@ from jaxlm.corpus import prepare
 from jaxlm.corpus.audit import audit
 from jaxlm.corpus.sources import base
 
+_CUT = 0.01  # parts for each document, from which on cuts of the stage `junk` are told
 MUCH = 0.1  # of a source's documents, or of a stage's text
 _MAIN = 0.2  # of a stage's removals: settings are shown for reasons of at least this share
 _EXAMPLES = 3
@@ -141,6 +142,11 @@ def losses(
             lines.append(f"all stages together took {share:.0%} of the documents of {name} and {text:.0%} of its text")
         if repaired := {reason: n for reason, n in read["repaired"].items() if reason.startswith(base.READ_AS[:9])}:
             lines.append(f"{sum(repaired.values()):,} documents of {name} are not UTF-8: {_counts(repaired)}")
+        cut = collections.Counter(next((stage["edits"] for stage in source["stages"] if stage["name"] == "junk"), {}))
+        if cut.total() >= max(1, _CUT * read["documents"]):
+            lines.append(
+                f"junk cut {cut.total():,} parts out of documents of {name}: {_counts(cut)} (removed/junk.jsonl.gz)"
+            )
         if lost := collections.Counter(read.get("lost", {})):
             lines.append(f"templates of {name} left out with their words: {_counts(lost)}")
     for name in manifest["sources"]:
