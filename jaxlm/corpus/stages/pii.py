@@ -187,7 +187,9 @@ def _is_version(text: str, match: re.Match) -> bool:
     before = _before(text, match.start())
     if re.search(r"(?i)\bsections?\s\S*/?\Z", before) or _LABEL_UPGRADE.search(_before(text, match.start(), _SENTENCE)):
         return True
-    if _LABEL_ADDRESS.search(before) or re.match(r":\d\d|/\d| - ", text[match.end() : match.end() + 3]):
+    if _LABEL_ADDRESS.search(before) or re.match(
+        r":\d\d|/\d| - \S+ \[", text[match.end() : match.end() + 60]
+    ):  # or a log
         return False
     if _LABEL_VERSION.search(before) or re.search(r"\w/\Z|[=<>~^]=?\s?\Z", before):  # Opera/9.80.1.2, pkg>=1.2.3.4
         return True

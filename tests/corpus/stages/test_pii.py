@@ -115,7 +115,8 @@ PLANTED["SECRET"] = tuple(_secrets())
 
 LOOKALIKES = (
     # versions and sections
-    "version 4.35.112.9 of the driver", "upgraded to v1.2.3.4 today", "Chrome/91.0.4472.124 Safari/537.36.11.2",
+    "version 4.35.112.9 of the driver", "[3.7.0.10 - internal only]",
+    "upgraded to v1.2.3.4 today", "Chrome/91.0.4472.124 Safari/537.36.11.2",
     "pip install foo==1.22.33.44", "4.3.2.1 Foo and its parts", "see section 12.40.3.1",
     "the OID 1.3.6.1.4.1.311.21.20", "Java 1.8.0.202 and .NET 4.0.30319.42000", "release 99.100.101.102",
     # dates, times, ranges
