@@ -11,6 +11,7 @@ from jaxlm import config as config_lib
 from jaxlm.config import ConfigError, config_files
 from jaxlm.corpus import recipes
 from jaxlm.corpus.sources import survey
+from jaxlm.host import files
 from jaxlm.host.console import size
 
 _MADE = (recipes.MANIFEST, "tokenizer.model")  # files that jaxlm writes into a data directory
@@ -56,6 +57,9 @@ def config(args: argparse.Namespace, overrides: Sequence[str]) -> config_dict.Co
     made.data.dir = args.out or _out(named.path)
     stages = make(made)
     together = len(seen.files) > 1 and not named.path.is_dir()  # a glob
+    finished = files.json_there(pathlib.Path(made.data.dir) / recipes.MANIFEST).get("sources", {"readme": {}})
+    if "readme" not in finished:  # made by an earlier version, which did not read them
+        seen.files.pop("readme", None)
     source = config_files.module(config_files.find_config("base")).source
     for kind in ["auto"] if together else seen.files:
         name = "documents" if together else kind

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import gzip
 import json
+import math
 import pathlib
 import pickle
 import re
@@ -23,6 +24,7 @@ from jaxlm.config import ConfigError
 from jaxlm.corpus.dedup import lines, signatures
 from jaxlm.corpus.dedup.near import ROW_BITS, Signer
 from jaxlm.corpus.documents import DocumentWriter, describe, read_documents
+from jaxlm.corpus.sources import streams
 from jaxlm.corpus.sources.base import SourceSpec, Unit
 from jaxlm.corpus.sources.units import read_unit
 from jaxlm.corpus.stage import Document, Edits, Remove, Stage
@@ -173,7 +175,8 @@ def clean(folder: pathlib.Path, task: int) -> None:
     together = {stage: plan.global_settings[stage] for stage in source.global_stages}
     signer = Signer(folder, task, source.priority, together)
     writer = DocumentWriter(folder / "clean" / f"{task:06d}.parquet")
-    whole = unit.max_bytes or sum(part.size for part in unit.parts) or 1
+    compressed = any(streams.compression(part.name) or part.format == "parquet" for part in unit.parts)
+    whole = math.inf if compressed else unit.max_bytes or sum(part.size for part in unit.parts) or 1
     read = read_unit(unit, source.spec, books.tally)
     for document in counted(read, folder, "clean", task, lambda: books.tally.bytes / whole):
         if _apply(document, chain, books):

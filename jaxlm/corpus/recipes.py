@@ -40,7 +40,7 @@ def check_same(
             continue
         was, now = map(_words, _differing(was, now))
         how = (
-            f"from {key}, which have changed since"
+            f"from {key}, which are not the same now"
             if key.startswith("files of ")
             else f"with {key} = {was}, now it is {now}"
         )

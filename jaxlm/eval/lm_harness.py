@@ -103,6 +103,8 @@ def ask(task: Task, numbers: Sequence[int]) -> None:
 
 def _leaves(manager: TaskManager, name: str) -> Iterator[str]:
     """Yields the names of the tasks in a group or a tag; for a task its own name."""
+    if name not in manager.task_index:
+        raise ConfigError(f"{name} is no task that lm-evaluation-harness can load")
     entry = manager.task_index[name]
     members = entry.cfg and entry.cfg["task"]
     if entry.yaml_path is None:  # a tag

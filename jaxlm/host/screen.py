@@ -7,6 +7,7 @@ dropped. The cursor is never hidden and no mode of the terminal is changed, so a
 import contextlib
 import dataclasses
 import os
+import re
 import select
 import sys
 import textwrap
@@ -166,6 +167,9 @@ def share(group: int = 0) -> None:
     _screen.shared, _screen.group = True, group
 
 
+_COMMAND = re.compile(r"(?:^| )(?:--\w|(?:jaxlm|pip|hf|python|git) \S)")  # what is copied must have no newline inside
+
+
 def say(text: str) -> None:
     """Writes a line on standard error, above the live line, and into the run's log.txt if there is one."""
     plain, stream = transcript.plain(text), sys.stderr
@@ -174,10 +178,11 @@ def say(text: str) -> None:
 
 
 def folded(text: str, width: int) -> str:
-    """Returns the text with lines over `width` columns folded between words. `next:` is left whole: its command is copied."""
-    fold = textwrap.TextWrapper(width, "", "  ", break_long_words=False, break_on_hyphens=False).fill
+    """Returns the text with lines over `width` columns folded between words. Lines with a command or a flag stay whole."""
+    whole = {"expand_tabs": False, "replace_whitespace": False, "break_long_words": False, "break_on_hyphens": False}
+    fold = textwrap.TextWrapper(width, "", "  ", **whole).fill
     lines = text.split("\n")
-    return "\n".join(line if len(line) <= width or line.startswith("next: ") else fold(line) for line in lines)
+    return "\n".join(line if len(line) <= width or _COMMAND.search(line) else fold(line) for line in lines)
 
 
 def say_parts(parts: Sequence[Part]) -> None:

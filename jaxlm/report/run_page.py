@@ -70,7 +70,7 @@ def _now(summary: dict) -> Markup:
     if not stands and run.get("time") and run.get("left_s"):
         time = datetime.datetime.fromtimestamp(run["time"], datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
         cost = _paid(summary, f" and {dollars(run['left_usd'])}")
-        stands = join([f"training, at {time}; about {duration(run['left_s'])}", *cost, " left"])
+        stands = join([f"last seen training at {time}; about {duration(run['left_s'])}", *cost, " left"])
     lines = [markup.sentence(stands)] * bool(stands) + [markup.sentence(f"forecast: {advice}")] * bool(advice)
     lines += [join(["next: ", tag("code", markup.sentence(run["next"]))])] if run.get("next") else []
     return join(tag("p", line) for line in lines)

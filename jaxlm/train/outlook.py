@@ -47,8 +47,8 @@ class Outlook:
     def prices(self) -> tuple[float, float]:
         """Returns (seconds a step, dollars an hour). The seconds include all of the run's time: evaluations, saves, ..."""
         last = lineage.latest(metrics.records(self.folder / "metrics.jsonl"))
-        done = last.get("step") or 0
-        return (last["wall_s"] / done if done and last.get("wall_s") else 0.0), self.usd_per_hour
+        done = (last.get("step") or 0) - _first(ledger.read(self.folder))
+        return (last["wall_s"] / done if done > 0 and last.get("wall_s") else 0.0), self.usd_per_hour
 
     def ahead(self, step: int) -> list[forecast.Future] | forecast.TooEarly:
         """Returns the three futures after `step`, or TooEarly. Raises ValueError or ArithmeticError if no curve fits."""
@@ -78,13 +78,19 @@ def of_run(folder: pathlib.Path, config: Config) -> Outlook:
 
 
 _NEXT = {
+    "": "jaxlm train {}",  # an interrupted run
     "pretrain": 'jaxlm sample {} "Once upon a time"',
     "reward": "jaxlm train ppo --config.origin=SFT_RUN --config.reward.model={} --config.data.path=PROMPTS",
 }
 
 
+def _first(book: dict) -> int:
+    """Returns the step at which a run began: a branch begins at its origin's."""
+    return (book["starts"] or [{}])[0].get("step") or 0
+
+
 def next_command(program: str, folder: pathlib.Path) -> str:
-    """Returns the next command to try after a complete run of a program."""
+    """Returns the next command to try after a complete run of a program, or an interrupted one ("")."""
     name = f"./{folder}" if str(folder).startswith("-") else str(folder)
     return _NEXT.get(program, "jaxlm chat {}").format(shlex.quote(name))
 
@@ -133,17 +139,16 @@ def _run(folder: pathlib.Path, records: list[dict], held_out: dict, book: dict) 
             "steps": train.steps,
             "params": count_params(model),
             "tokens_per_step": train.batch_size * train.seq_len,
-            "next": {
-                0: next_command(config.program, folder),
-                1: f"jaxlm train {shlex.quote(str(folder))}",
-                4: f"jaxlm train {shlex.quote(str(folder))}",
-            }.get(ended.get("code"), ""),
+            "next": next_command("" if ended.get("code") else config.program, folder)
+            if ended.get("code") in (0, 1, 4)
+            else "",
         }
     latest, last = lineage.latest(records), records[-1] if records else {}
     trained = [r["train/loss"] for r in records if r.get("train/loss") is not None]
     evaluated = [{"step": step, "loss": loss} for step, loss in held_out.get("", ()) if math.isfinite(loss)]
     step = last.get("step", 0)
-    left_s = (latest.get("wall_s") or 0.0) / step * max(0, planned["steps"] - step) if step else 0.0
+    done = step - _first(book)
+    left_s = (latest.get("wall_s") or 0.0) / done * max(0, planned["steps"] - step) if done > 0 else 0.0
     return {
         "name": folder.resolve().name,
         **planned,

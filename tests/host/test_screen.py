@@ -39,7 +39,11 @@ def test_the_least_important_parts_go_first(width, shown):
         ("written: data, model", "written: data, model"),
         ("written: data, models", "written: data,\n  models"),
         ("a\na_path/longer/than/the/line b", "a\na_path/longer/than/the/line\n  b"),
-        ("next: jaxlm sample runs/quickstart", "next: jaxlm sample runs/quickstart"),  # a command is copied
+        # A command or a flag is copied.
+        ("next: jaxlm sample runs/quickstart", "next: jaxlm sample runs/quickstart"),
+        ("to the hub: hf upload me/it out --private", "to the hub: hf upload me/it out --private"),
+        ("it is too large: give --config.a=1 --config.b=2", "it is too large: give --config.a=1 --config.b=2"),
+        ("a\tb c d e f g h i j k l m", "a\tb c d e f g h i j\n  k l m"),
     ],
 )
 def test_a_line_is_folded_between_words(text, shown):

@@ -84,7 +84,7 @@ def test_the_page_begins_with_how_the_run_stands_what_is_next_the_figures_and_a_
         "left_usd": 0.42,
     }
     lead, rest = written(tmp_path, run=run).split("<nav>")
-    stands, advice = "training, at 2026-11-28 22:00 UTC; about 1m00s and $0.42 left", "forecast: go on"
+    stands, advice = "last seen training at 2026-11-28 22:00 UTC; about 1m00s and $0.42 left", "forecast: go on"
     texts = (stands, advice, "3.0000", "best 2.9000 at step 20", "$1.25", "<svg", "llama")
     assert [text for text in texts if text not in lead] == []
     assert sorted(texts, key=lead.index) == list(texts)
@@ -94,7 +94,11 @@ def test_the_page_begins_with_how_the_run_stands_what_is_next_the_figures_and_a_
     done = written(
         tmp_path, run=run | {"ended": "done", "next": "jaxlm chat a --b=c", "best": {"step": 40, "loss": 3.0}}
     )
-    assert ("training, at" in done, "next: <code>jaxlm chat a <span" in done, "best 3" in done) == (False, True, False)
+    assert ("last seen training at" in done, "next: <code>jaxlm chat a <span" in done, "best 3" in done) == (
+        False,
+        True,
+        False,
+    )
 
 
 @pytest.mark.parametrize(("sources", "drawn"), [(("prose",), False), (("prose", "code"), True)])

@@ -69,6 +69,9 @@ def test_what_is_next_follows_from_how_the_run_ended(tmp_path, ended, following)
     assert found["next"].startswith(following.format(tmp_path))
     assert bool(found["next"]) == bool(following)
     assert (found["time"], found["left_s"], found["left_usd"]) == (7.0, 9.0, 0.005)
+    book["starts"][0]["step"] = 12  # a branch: its time is that of the steps from there on
+    (tmp_path / "run.json").write_text(json.dumps(book))
+    assert outlook.gather(tmp_path)["run"]["left_s"] == 18.0
 
 
 def test_the_command_after_a_run_is_that_of_its_kind():

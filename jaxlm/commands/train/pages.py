@@ -5,11 +5,13 @@ import functools
 import os
 import pathlib
 import threading
+import time
 
 from jaxlm.config import Config
 from jaxlm.corpus import recipes
 from jaxlm.host import console
 from jaxlm.report import markup
+from jaxlm.run import ledger
 from jaxlm.run.checkpoints.mirror import Mirror
 from jaxlm.train import outlook
 from jaxlm.train.loop import Every, Hook, Moment
@@ -32,7 +34,8 @@ def of_data(config: Config) -> None:
         console.say(f"{root / markup.NAME} is not written: {type(error).__name__}: {error}")
 
 
-_WRITING = threading.Lock()  # the page of the run's end must not be replaced by one that another thread began before
+_PAUSE_S = 60  # between two pages for the mirror: each copies the logs too
+_WRITING = threading.Lock()  # two threads must not write the page at once
 
 
 def of_run(config: Config, folder: pathlib.Path, foretells: bool = True) -> None:
@@ -42,8 +45,10 @@ def of_run(config: Config, folder: pathlib.Path, foretells: bool = True) -> None
     """
     try:
         with _WRITING:
-            look = outlook.of_run(folder, config)
-            outlook.write(folder, look.summary(config.stop) if foretells else outlook.gather(folder))
+            if foretells:
+                outlook.write(folder, outlook.of_run(folder, config).summary(config.stop))
+            elif "ended" not in (ledger.read(folder)["starts"] or [{}])[-1]:  # else the last page is written already
+                outlook.write(folder, outlook.gather(folder))
     except Exception as error:
         console.say(f"{folder / markup.NAME} is not written: {type(error).__name__}: {error}")
 
@@ -62,6 +67,7 @@ class Shown(Hook):
     folder: pathlib.Path
     mirror: Mirror | None
     every: Every
+    at: float = float("-inf")  # when it was last asked for
     name = "page"
     decoration = True
 
@@ -72,7 +78,8 @@ class Shown(Hook):
         return True
 
     def __call__(self, moment: Moment) -> None:
-        if self.mirror:
+        if self.mirror and time.monotonic() - self.at >= _PAUSE_S:
+            self.at = time.monotonic()
             self.mirror.show(functools.partial(of_run, self.config, self.folder, foretells=False))
 
 

@@ -14,7 +14,7 @@ FORMATS = {
     "parquet": ("parquet", (".parquet",)),
     "markdown": ("text", (".md", ".markdown")),
     "markup": ("text", (".rst", ".adoc")),  # apart from text: what `PLAIN` means must not change under finished data
-    "readme": ("text", ()),  # `README`
+    "readme": ("text", ()),  # `README`; not in `AUTO`, so that finished data does not see new files in its folders
     "html": ("html", (".html", ".htm", ".xhtml")),
     "warc": ("warc", (".warc", ".warc.wet")),
     "mediawiki": ("mediawiki", (".xml",)),
@@ -42,6 +42,7 @@ CONTAINERS = {
 UNNAMED = {("no suffix",): "name those that are text NAME.txt"}
 # Prefixes `NAME:` of sources that are no paths -> the module, whose `parts` splits the source.
 SCHEMES = {"embedded": "embedded", "tfds": "tfds", "hub": "hub"}
+AUTO = tuple(name for name in FORMATS if name not in ("code", "readme"))
 # Text that can be trained on as it is, without `jaxlm prepare`.
 PLAIN = ("text", "jsonl", "parquet")
 _SHOWN = 5  # suffixes, in one line

@@ -104,7 +104,7 @@ def find_parts(spec: SourceSpec, task_bytes: int, others: collections.Counter[st
     """Returns a source's parts in order; arguments and errors are those of `split_source`."""
     if scheme := registry.scheme(spec.path):
         return registry.reader(scheme).parts(spec, task_bytes)
-    choices = {"auto": tuple(f for f in registry.FORMATS if f != "code"), "plain": registry.PLAIN}
+    choices = {"auto": registry.AUTO, "plain": registry.PLAIN}
     if spec.format not in choices and spec.format not in registry.FORMATS:
         known = ["auto", *registry.FORMATS]
         raise ConfigError(f"source '{spec.path}': no format '{spec.format}'; {nearest(spec.format, known)}")

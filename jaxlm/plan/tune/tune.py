@@ -335,9 +335,14 @@ def check_room(config: Config, mesh: Mesh) -> None:
     need = planner.memory(shape).total
     if need <= SURELY * room.bytes:
         return
-    mend, change = _TOO_LARGE, planner.remedy(shape, HEADROOM * room.bytes)
+    mend, tile = _TOO_LARGE, ""
+    change = planner.remedy(shape, HEADROOM * room.bytes)
+    if not change and not config.loss.tile_tokens:
+        tile = f"--config.loss.tile_tokens={_TILE_TOKENS} "
+        tiled = with_keys(config, loss={"tile_tokens": _TILE_TOKENS})
+        change = Planner(tiled).remedy(shape, HEADROOM * room.bytes)
     if change:
-        keys = f"--config.model.remat={change.remat} --config.train.microbatch_size={change.microbatch}"
+        keys = f"{tile}--config.model.remat={change.remat} --config.train.microbatch_size={change.microbatch}"
         keys += f" --config.optim.name={change.optimizer}" * (change.optimizer != config.optim.name)
         mend = f"give {keys}, then it needs {_gb(change.memory.total)} or more"
     words = f"a step needs {_gb(need)} of memory or more, and there are {_gb(room.bytes)} {room.of}: {mend}"

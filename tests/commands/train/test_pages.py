@@ -91,3 +91,13 @@ def test_the_page_of_a_run_that_goes_on_stands_in_its_mirror(run, tmp_path):
     assert "<b>7</b>" in (place / "report.html").read_text()
     dataclasses.replace(hook, mirror=None)(Moment(20, None, {}, print))  # of another process
     assert not pages.Shown(run, folder, None, Every(10)).due(10, 30)
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_page_for_the_mirror_that_comes_late_does_not_replace_the_last_one(run, tmp_path, ended):
+    folder = tmp_path / "runs/one"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "run.json").write_text(json.dumps({"starts": [{"ended": {"code": 0, "why": ""}} if ended else {}]}))
+    (folder / "report.html").write_text("the last one")
+    pages.of_run(run, folder, foretells=False)
+    assert ((folder / "report.html").read_text() == "the last one") == ended

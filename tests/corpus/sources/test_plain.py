@@ -292,6 +292,7 @@ def test_what_every_project_has_is_read_without_a_suffix_and_packed(tmp_path, re
         (tmp_path / name).write_bytes(gzip.compress(f"some words of {name}".encode()))
     found = survey.survey(str(tmp_path), ())
     assert (found.files, found.unread) == ({"readme": 6, "html": 1, "code": 1}, {".gz": 1, ".lesser": 1})
+    assert len(read_source(tmp_path, format="auto")[0]) == 1  # finished data sees no new files in its folder
     texts, _ = read_source(tmp_path, format="readme")
     names = ["LICENSE", "LICENSE-MIT", "NEWS.gz", "README", "README.Debian", "changelog.Debian.amd64.gz"]
     assert [text.text for text in texts] == [f"some words of {name}" for name in names]

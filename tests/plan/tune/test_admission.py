@@ -61,6 +61,28 @@ def test_far_too_large_is_refused_by_arithmetic_alone(monkeypatch, vocab_size):
         check(1e-5)
 
 
+def test_only_what_needs_far_more_is_refused_and_the_mend_passes():
+    mesh = sharding.make_mesh(MeshConfig(1, 1, 1, 1), jax.devices()[:1])
+    keys = ["data.path=x", "model.dtype=float32", "model.vocab_size=32000", "model.n_layers=2", "train.batch_size=8"]
+
+    def check(gb: float, *more: str) -> None:
+        tune.check_room(config.resolve(config_files.load("base", [*keys, f"tune.memory_gb={gb}", *more])), mesh)
+
+    with pytest.raises(ConfigError, match="a step needs") as told:
+        check(1e-3)
+    need = float(str(told.value).partition("a step needs ")[2].split()[0])
+    assert need > 0.2
+    check(need / 1.1)  # the arithmetic may be off so far
+    with pytest.raises(ConfigError, match="a step needs") as told:
+        check(need / 2)
+    said = str(told.value)
+    assert "no setting makes it fit" not in said
+    mend = [word.rstrip(",").removeprefix("--config.") for word in said.split() if word.startswith("--config.")]
+    mend = [word for word in mend if "memory_gb" not in word]
+    assert mend
+    check(need / 2, *mend)
+
+
 def test_quick_compilation_takes_the_same_memory(whole):
     """Only so it may stand for the real one in the search."""
     assert lower.memory_of(lower.compile_lowered(make().lower(), lower.QUICK)) == whole.need
