@@ -308,7 +308,7 @@ def _build(
         if held_out > n_tokens / 4 > wanted:
             odd = f", far more than {settings.val_fraction:.0%}: this source has few documents, and long ones"
         log(
-            f"wrote {name}: {splits['train']['tokens']:,} tokens to train on, {held_out:,} held out{odd};"
+            f"wrote {name}: {splits['train']['tokens']:,} tokens to train on, {splits['val']['tokens']:,} held out{odd};"
             f" {n_bytes / n_tokens:.2f} bytes a token ({time.perf_counter() - began:.1f} s)"
         )
     return {
@@ -326,6 +326,14 @@ def _build(
         "sources": entries,
         manifests.HELD_OUT: texts,
     }
+
+
+def _odd_share(held_out: int, tokens: int, wanted: float) -> str:
+    if held_out < wanted * tokens / 4:
+        return ", too few to judge by (a larger --config.data.val_fraction holds out more)"
+    if held_out > tokens / 4 > wanted * tokens:
+        return f", far more than {wanted:.0%}: this source has few documents, and long ones"
+    return ""
 
 
 def _planned(
