@@ -299,14 +299,7 @@ def _build(
         stats = dataclasses.asdict(documents[name].stats)
         entries[name] = {"spec": source.spec, "read": stats, **splits}
         n_bytes, n_tokens = (splits["train"][key] + splits["val"][key] for key in ("bytes", "tokens"))
-        wanted, held_out = settings.val_fraction * n_tokens, splits["val"]["tokens"]
-        odd = (
-            ", too few to judge by (a larger --config.data.val_fraction holds out more)"
-            if held_out < wanted / 4
-            else ""
-        )
-        if held_out > n_tokens / 4 > wanted:
-            odd = f", far more than {settings.val_fraction:.0%}: this source has few documents, and long ones"
+        odd = _odd_share(splits["val"]["tokens"], n_tokens, settings.val_fraction)
         log(
             f"wrote {name}: {splits['train']['tokens']:,} tokens to train on, {splits['val']['tokens']:,} held out{odd};"
             f" {n_bytes / n_tokens:.2f} bytes a token ({time.perf_counter() - began:.1f} s)"
