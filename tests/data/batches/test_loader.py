@@ -200,10 +200,10 @@ def test_a_hung_read_is_an_error_that_names_the_shard_and_close_does_not_wait(co
 
 SCRIPT = """
 import itertools, sys
-from jaxlm.data.batches import loader, rows; from jaxlm.data.shards import shards
+from jaxlm.data.batches import document_rows, loader; from jaxlm.data.shards import shards
 then = sys.argv[2]
 data = shards.open_data(sys.argv[1])
-order = rows.Rows(data, {"prose": 1}, seed=0, seq_len=8, batch_size=2)
+order = document_rows.Rows(data, {"prose": 1}, seed=0, seq_len=8, batch_size=2)
 batches = loader.TrainLoader(order, stall_seconds=3)
 if then == "hang":
     import os, pathlib
@@ -242,9 +242,9 @@ def test_a_process_with_a_loader_always_exits(copy, tmp_path, then):
 
 SUMS = """
 import hashlib, itertools, sys
-from jaxlm.data.batches import loader, rows; from jaxlm.data.shards import shards, verify
+from jaxlm.data.batches import document_rows, loader; from jaxlm.data.shards import shards, verify
 verify.RETRY_SECONDS = (0.01, 0.01)
-order = rows.Rows(shards.open_data(sys.argv[1]), {"prose": 1}, seed=0, seq_len=24, batch_size=8)
+order = document_rows.Rows(shards.open_data(sys.argv[1]), {"prose": 1}, seed=0, seq_len=24, batch_size=8)
 with loader.TrainLoader(order) as batches:
     for batch in itertools.islice(batches, 100):
         print(hashlib.sha256(batch["tokens"].tobytes()).hexdigest())
