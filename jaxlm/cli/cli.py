@@ -179,7 +179,8 @@ def _resolved(name: str, args: argparse.Namespace, overrides: list[str]) -> conf
         lines += _of_shape(name, args.config, overrides, config)
     for line in lines:
         console.say(line)
-    importlib.import_module("jaxlm.eval.task_names").check(_tasks(name, args, config))
+    if tasks := _tasks(name, args, config):
+        importlib.import_module("jaxlm.eval.task_names").check(tasks)
     return config
 
 

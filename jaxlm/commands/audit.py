@@ -81,11 +81,8 @@ def _decoded(data: shards.DataDir, source: str) -> Callable[[], Documents]:
     def read() -> Documents:
         tokenizer = data.tokenizer()
         for split in shards.SPLITS:
-            for group, ids_N in search.documents(data, source, split):
-                for each in group:
-                    at = each.start - group[0].start
-                    ids = ids_N[at : at + each.tokens]
-                    yield each.doc_id, tokenizer.decode(ids[ids != data.separator_id])
+            for each, ids_N in search.each_document(data, source, split):
+                yield each.doc_id, tokenizer.decode(ids_N[ids_N != data.separator_id])
 
     return read
 

@@ -94,10 +94,9 @@ def without(data: DataDir, path: pathlib.Path, out: pathlib.Path, held_out: bool
         done = 0
         for source, split in ((source, split) for source in sources for split in shards.SPLITS):
             writer = _writer(data, out, source, split)
-            for group, ids_N in search.documents(data, source, split):
-                for each in (each for each in group if each.start not in gone.get((source, split), ())):
-                    at = each.start - group[0].start
-                    writer.add(each.doc_id, ids_N[at : at + each.tokens], each.n_bytes)
+            for each, ids_N in search.each_document(data, source, split):
+                if each.start not in gone.get((source, split), ()):
+                    writer.add(each.doc_id, ids_N, each.n_bytes)
                 tell(done := done + len(ids_N))
             sources[source][split] = writer.finish()
         for entry in data.manifest["files"]:
@@ -120,13 +119,13 @@ def _places(data: DataDir, keys: set[Key]) -> dict[tuple[str, str], set[int]]:
     places: dict[tuple[str, str], set[int]] = collections.defaultdict(set)
     for source, split in {key[:2] for key in keys if key[0] in data.sources and key[1] in shards.SPLITS}:
         wanted = {key[2] for key in keys if key[:2] == (source, split)}
-        for group, ids_N in search.documents(data, source, split):
-            for each in (each for each in group if each.doc_id in wanted):
-                at = each.start - group[0].start
-                sha256 = hashlib.sha256(decode(ids_N[at : at + each.tokens])[0]).hexdigest()
-                if (key := (source, split, each.doc_id, sha256)) in keys:
-                    places[source, split].add(each.start)
-                    missing.discard(key)
+        for each, ids_N in search.each_document(data, source, split):
+            if each.doc_id not in wanted:
+                continue
+            key = (source, split, each.doc_id, hashlib.sha256(decode(ids_N)[0]).hexdigest())
+            if key in keys:
+                places[source, split].add(each.start)
+                missing.discard(key)
     if missing:
         first = min(missing)
         raise ConfigError(

@@ -64,6 +64,14 @@ def documents(data: DataDir, source: str, split: str) -> Iterator[tuple[list[Doc
             yield begun, stream.read(begun[0].start, begun[-1].start + begun[-1].tokens)
 
 
+def each_document(data: DataDir, source: str, split: str) -> Iterator[tuple[Document, np.ndarray]]:
+    """Yields (a document, its tokens) until the end of a stream."""
+    for group, ids_N in documents(data, source, split):
+        for each in group:
+            at = each.start - group[0].start
+            yield each, ids_N[at : at + each.tokens]
+
+
 def matches(
     data: DataDir, pattern: re.Pattern[bytes] | re.Pattern[str], tell: Callable[[int], object]
 ) -> Iterator[Match]:
