@@ -168,7 +168,7 @@ def _resolved(name: str, args: argparse.Namespace, overrides: list[str]) -> conf
     verb, lines = VERBS[name], []
     if getattr(args, "params", None) is not None:
         overrides += _of_size(name, args, overrides)
-    given = (verb.module is None and branch.config(args, overrides)) or _of_folder(verb, args, overrides)
+    given = (_branch(args, overrides) if verb.module is None else None) or _of_folder(verb, args, overrides)
     given = given or _settled(name, args.config, overrides, lines.append)
     config = config_lib.resolve(given)
     if given.phases.shrink:
@@ -182,6 +182,14 @@ def _resolved(name: str, args: argparse.Namespace, overrides: list[str]) -> conf
     if tasks := _tasks(name, args, config):
         importlib.import_module("jaxlm.eval.task_names").check(tasks)
     return config
+
+
+def _branch(args: argparse.Namespace, overrides: list[str]) -> config_dict.ConfigDict | None:
+    if args.without is None:
+        return branch.config(args, overrides)
+    if args.branch or args.steps:
+        raise ConfigError("--without goes to the run's own last step: leave --branch and --steps out")
+    return importlib.import_module("jaxlm.commands.train.without").config(args, overrides)
 
 
 def _check_utf8(paths: list[str]) -> None:

@@ -130,7 +130,12 @@ VERBS = {
     "plan": Verb(
         "plan",
         "parameters, memory, hours, dollars, before anything is rented",
-        {"--budget": _text("USD", "the best model for the money (default: of speed_1b)"), "--params": _PARAMS, **_JSON},
+        {
+            "--budget": _text("USD", "the best model for the money (default: of speed_1b)"),
+            "--params": _PARAMS,
+            "--without": _text("FILE", "of a run: what train RUN --without=FILE would repeat and cost", None),
+            **_JSON,
+        },
         keys=("plan",),
         stands_in=("budget", "speed_1b"),
     ),

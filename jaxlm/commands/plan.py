@@ -11,11 +11,12 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from jaxlm.commands.train import without
 from jaxlm.config import Config, ConfigError, with_keys
 from jaxlm.data.batches import document_rows
 from jaxlm.data.batches.open import open_order
 from jaxlm.data.shards import shards
-from jaxlm.host import console
+from jaxlm.host import console, files
 from jaxlm.host.console import say
 from jaxlm.plan import cost, fit, flops, lower, settle, summary
 from jaxlm.plan.ladder import budget, ladder
@@ -32,6 +33,10 @@ def run(config: Config, args: argparse.Namespace) -> int:
     The plan is for the program that a GPU runs, even if this machine has no GPU. The row of this machine is measured.
     """
     jax.config.update("jax_platforms", "cpu")  # leaves a GPU of this machine to others
+    if args.without:
+        found = without.find(without.run_of(args), files.expanded(args.without))
+        print(json.dumps(dataclasses.asdict(found), indent=1) if args.json else "\n".join(without.lines(found)))
+        return 0
     if args.budget:
         return best(config, budget.dollars_of(args.budget), args)
     config = settle.by_rule(_settled(config), say)

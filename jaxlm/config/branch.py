@@ -21,6 +21,10 @@ OPTIONS = {
         "metavar": "N",
         "help": "of --branch: let the learning rate fall to 0 in N steps",
     },
+    "--without": {
+        "metavar": "FILE",
+        "help": "RUN without the documents of a list (trace --remove), in RUN-without-STEP",
+    },
     "--checkpoint": {"default": "latest", "metavar": "STEP", "help": "of --branch: where it begins (default: latest)"},
 }
 
@@ -61,50 +65,65 @@ def decay(run: pathlib.Path, steps: int, checkpoint: str, overrides: Sequence[st
     """
     if steps < 1:
         raise ConfigError("--branch=decay needs --steps=N, the number of steps over which the learning rate falls to 0")
-    trunk = config_files.from_run(run / "config.json")
-    if trunk.optim.decay_at_step:
-        raise ConfigError(f"{run} decays already, from step {trunk.optim.decay_at_step}: branch from the run before it")
-    step, home = _step(run, checkpoint), str(run.resolve())
+    step = _step(run, checkpoint)
+    config = begun(run, "decay", step)
+    if config.optim.decay_at_step:
+        raise ConfigError(
+            f"{run} decays already, from step {config.optim.decay_at_step}: branch from the run before it"
+        )
+    config.train.steps = step + steps
+    config.optim.decay_at_step = step
+    return finished(config, run, overrides)
+
+
+def begun(run: pathlib.Path, name: str, step: int) -> config_dict.ConfigDict:
+    """Returns the config of a branch from step `step` of `run`, 0 for new weights: as in `decay`, in `RUN-NAME-STEP`."""
+    trunk, home = config_files.from_run(run / "config.json"), str(run.resolve())
     config = config_dict.ConfigDict(trunk.to_dict())
-    config.workdir = f"{str(run).rstrip('/')}-decay-{step}"
-    config.origin, config.origin_checkpoint, config.origin_state = home, str(step), True
+    config.workdir = f"{str(run).rstrip('/')}-{name}-{step}"
+    if step:
+        config.origin, config.origin_checkpoint, config.origin_state = home, str(step), True
     if not trunk.data.dir:
         config.data.dir = f"{home}/data"
-    config.train.steps = step + steps
     config.optim.schedule_steps = trunk.optim.schedule_steps or trunk.train.steps
-    config.optim.decay_at_step = step
     config.phases.plan, config.phases.accept = config_dict.ConfigDict(), ""
     config.stop.usd = config.stop.hours = config.stop.usd_per_centinat = 0.0
     config.profile.steps = ""
     if trunk.checkpoint.mirror:
-        config.checkpoint.mirror = f"{trunk.checkpoint.mirror.rstrip('/')}-decay-{step}"
-    config.lock()
+        config.checkpoint.mirror = f"{trunk.checkpoint.mirror.rstrip('/')}-{name}-{step}"
+    return config.lock()
+
+
+def finished(config: config_dict.ConfigDict, run: pathlib.Path, overrides: Sequence[str]) -> config_dict.ConfigDict:
+    """Returns the config with the overrides. Raises ConfigError if its folder is `run`'s, or holds another run."""
     for override in overrides:
         config_files.apply_override(config, override)
-    _check_folder(pathlib.Path(config.workdir), home, step, config.train.steps)
+    folder = pathlib.Path(config.workdir)
+    if folder.resolve() == run.resolve():
+        raise ConfigError(f"config.workdir={folder} is the run that is branched from: give the branch another folder")
+    if (folder / "config.json").is_file():
+        there = config_files.from_run(folder / "config.json")
+        if (there.origin, there.origin_checkpoint) != (config.origin, config.origin_checkpoint):
+            raise ConfigError(f"{folder} holds another run: give another --config.workdir")
+        if there.train.steps != config.train.steps:
+            step = int(config.origin_checkpoint) if config.origin_state else 0
+            raise ConfigError(
+                f"{folder} holds a branch of {there.train.steps - step} steps, not of {config.train.steps - step}: give "
+                "another --config.workdir"
+            )
     return config
 
 
+def kept_steps(run: pathlib.Path) -> list[int]:
+    """Returns the steps of a run's checkpoints, sorted."""
+    return sorted(int(path.name) for path in (run / "checkpoints").glob("*") if is_step(path.name))
+
+
 def _step(run: pathlib.Path, checkpoint: str) -> int:
-    steps = sorted(int(path.name) for path in (run / "checkpoints").glob("*") if is_step(path.name))
+    steps = kept_steps(run)
     if not steps or steps[-1] < 1:
         raise ConfigError(f"no checkpoints in {run}/checkpoints: nothing to branch from")
     by_name = {str(step): step for step in steps} | {"latest": steps[-1]}
     if checkpoint not in by_name:
         raise ConfigError(f"no checkpoint {checkpoint!r} in {run}; there are {', '.join(map(str, steps))} and latest")
     return by_name[checkpoint]
-
-
-def _check_folder(folder: pathlib.Path, home: str, step: int, end: int) -> None:
-    """Raises ConfigError if the folder of the branch is the trunk's, or holds another run."""
-    if str(folder.resolve()) == home:
-        raise ConfigError(f"config.workdir={folder} is the run that is branched from: give the branch another folder")
-    if (folder / "config.json").is_file():
-        there = config_files.from_run(folder / "config.json")
-        if (there.origin, there.origin_checkpoint) != (home, str(step)):
-            raise ConfigError(f"{folder} holds another run: give another --config.workdir")
-        if there.train.steps != end:
-            raise ConfigError(
-                f"{folder} holds a branch of {there.train.steps - step} steps, not of {end - step}: give another "
-                "--config.workdir"
-            )

@@ -140,6 +140,8 @@ def _of_final(c: Config) -> Iterator[str]:
         )
     if named and not d.final.share and not c.optim.decay_at_step:
         yield f"data.final.weights ({named}) has no steps: set data.final.share, such as 0.2 for the last fifth of them"
+    if d.without and c.program != "pretrain":
+        yield f"data.without={d.without} is for pretraining; program={c.program} reads no documents: remove it"
     if named and c.program != "pretrain":
         why = f"program={c.program} has no mixture of sources: remove it"
         yield f"data.final.weights ({named}) is for pretraining; {why}"

@@ -42,6 +42,9 @@ class DataConfig:
     seed: Annotated[int, within(-1, 2**32 - 1)] = key(
         -1, "chooses the held-out documents and trains the tokenizer; -1 = as in the manifest, 0 for new data"
     )
+    without: str = key(
+        "", "a list by `jaxlm trace --remove`: its documents keep their places in the order, and teach nothing"
+    )
     timeout_s: Annotated[float, at_least(1, most=7 * 86_400)] = key(
         300.0, "a batch that takes longer than this is an error, not a silent wait"
     )
@@ -66,6 +69,10 @@ class PrepareSourceConfig:
     max_bytes: Annotated[int, at_least(0)] = key(0, "of text to read; 0 = all")
     exclude: tuple[str, ...] = key(
         (), 'files and folders below the path that are left out, by name: "_static", "*.css"'
+    )
+    without: str = key(
+        "",
+        "a list by `jaxlm trace --remove`, whose training documents are taken out after the duplicates, by their text",
     )
     licences: tuple[str, ...] = key((), "code: keep files under these SPDX licences only; () = all")
 

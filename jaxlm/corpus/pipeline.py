@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import gzip
+import hashlib
 import json
 import math
 import pathlib
@@ -33,6 +34,7 @@ from jaxlm.corpus.tally import FAILURES, StageTally, Tally, counted
 
 _WORD = re.compile(r"[^\W\d_]{2,}|[\u3040-\u9fff]")
 _LEAST_WORDS = 5  # of what repeated lines leave of a page: fewer are no text
+LISTED = "listed"  # why a document of a source's list is removed, by the stage "without"
 _CHANGES = 2  # changed documents shown, for each stage and task
 _CONTEXT = 60  # characters shown on either side of a change
 SHOWN = 20  # removed documents that are shown, for each source, stage and reason
@@ -48,6 +50,7 @@ class SourcePlan:
     stages: tuple[registry.StageSpec, ...]
     global_stages: tuple[str, ...]
     priority: int
+    without: frozenset[str] = frozenset()  # the sha256 of texts to take out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,6 +240,8 @@ def finish(folder: pathlib.Path, task: int) -> None:
     name = plan.source_of[task]
     kinds = {"exact": _Copies, "near": _Copies, "lines": _Lines}
     chain = [kinds[stage](stage, plan, folder, task) for stage in plan.sources[name].global_stages]
+    if plan.sources[name].without:
+        chain.append(_Listed(plan.sources[name].without))
     books = Books(folder, "finish", task, name)
     books.tally.stages = [StageTally(stage.name) for stage in chain]
     path = plan.document_file(folder, task)
@@ -292,6 +297,17 @@ class _Lines(Stage):
             return Remove("mostly repeated", f"{gone:.0%} of it stands in other documents")
         edits["repeated line or paragraph"] += count
         return None
+
+
+class _Listed(Stage):
+    """Removes the documents of a list, after the duplicates: no copy of theirs takes their place."""
+
+    def __init__(self, sha256s: frozenset[str]):
+        self.name, self._sha256s = "without", sha256s
+
+    def apply(self, document: Document, edits: Edits) -> Remove | None:
+        listed = hashlib.sha256(document.text.encode("utf-8", "replace")).hexdigest() in self._sha256s
+        return Remove(LISTED, "by the source's list") if listed else None
 
 
 def _of_task(place: pathlib.Path, task: int, *columns: str) -> Iterator[tuple]:

@@ -28,12 +28,12 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from jaxlm.config import ConfigError, DataConfig, PrepareConfig, RunError, config_files, older
-from jaxlm.corpus import recipes, shared_blocks
+from jaxlm.corpus import lists, recipes, shared_blocks
 from jaxlm.corpus.dedup import compared, lines, near, signatures
 from jaxlm.corpus.dedup.near import ROW_BITS
 from jaxlm.corpus.dedup.sql import connect, quoted
 from jaxlm.corpus.documents import read_row
-from jaxlm.corpus.pipeline import SHOWN, Plan, SourcePlan
+from jaxlm.corpus.pipeline import LISTED, SHOWN, Plan, SourcePlan
 from jaxlm.corpus.recipes import MANIFEST
 from jaxlm.corpus.sources import survey
 from jaxlm.corpus.sources.base import SourceSpec, Unit
@@ -182,7 +182,12 @@ def _run(
         engines.close()
     with console.working("gathering the results"):
         _conclude(root, folder, plan, recipe)
-    return open_prepared(root)
+    done = open_prepared(root)
+    for name, source in plan.sources.items():
+        if source.without:
+            taken = sum(stage["removed"].get(LISTED, 0) for stage in done.manifest["sources"][name]["stages"])
+            log(f"{taken} of the {len(source.without)} documents of {name}'s list were there, and are taken out")
+    return done
 
 
 def source_plans(settings: PrepareConfig, data: DataConfig) -> dict[str, SourcePlan]:
@@ -194,8 +199,19 @@ def source_plans(settings: PrepareConfig, data: DataConfig) -> dict[str, SourceP
     planned = {}
     for name, source in settings.sources.items():
         document_stages, together = _stages(source.stages, settings.stages, f"config.prepare.sources.{name}.stages")
-        planned[name] = SourcePlan(SourceSpec.of(name, source, data), document_stages, together, source.priority)
+        spec = SourceSpec.of(name, source, data)
+        planned[name] = SourcePlan(spec, document_stages, together, source.priority, _without(name, source.without))
     return planned
+
+
+def _without(name: str, path: str) -> frozenset[str]:
+    """Returns the sha256 of the texts that a source's list takes out. Raises ConfigError if it names none of the source."""
+    key = f"config.prepare.sources.{name}.without"
+    keys = lists.read(files.expanded(path), key) if path else set()
+    listed = frozenset(sha256 for source, split, _, sha256 in keys if (source, split) == (name, "train"))
+    if keys and not listed:
+        raise ConfigError(f"{key}={path} names no training document of {name}: give a list of this source")
+    return listed
 
 
 def _stages(
@@ -267,6 +283,8 @@ def make_recipe(
         )
         recipe |= {f"inputs of {name}/{spec.name}": spec.inputs for spec in source.stages}
         recipe[f"priority of {name}"] = source.priority
+        if source.without:
+            recipe[f"without of {name}"] = hashlib.sha256(repr(sorted(source.without)).encode()).hexdigest()
         recipe[f"files of {name}"] = _signature([unit for owner, unit in units if owner == name])
     recipe |= {f"stage {name}": settings.stages[name] for name in registry.GLOBAL_STAGES}
     recipe["code"] = recipes.own_code("corpus")

@@ -1,6 +1,7 @@
 """`jaxlm prepare` end to end on planted faults: the books balance, and engines, workers and crashes don't matter."""
 
 import gzip
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -191,6 +192,36 @@ def test_an_example_of_a_change_is_the_part_that_changed(tmp_path):
     assert b == (before[1740:1980], after[1740:1980])
     assert ["<p class=x>The lamps of the harbour were <b>lit" in c[0], "were **lit** early" in c[1]] == [True, True]
     assert d == ("", "ask <EMAIL>")
+
+
+def test_a_listed_document_goes_and_no_copy_takes_its_place(corpus, done, tmp_path, capsys):
+    """Document 2 of books has a near copy in web, which the first preparation removed."""
+    texts = {name: dict(documents.read_texts(paths)) for name, paths in documents.find(done.path).items()}
+    original = text(1002)
+    doc_id = next(doc_id for doc_id, kept in texts["books"].items() if kept == original)
+    row = {
+        "source": "books",
+        "split": "train",
+        "doc_id": doc_id,
+        "sha256": hashlib.sha256(original.encode()).hexdigest(),
+    }
+    rows = [
+        row,
+        row | {"sha256": "0" * 64},
+        row | {"split": "val", "sha256": hashlib.sha256(text(1003).encode()).hexdigest()},
+    ]
+    (tmp_path / "list.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    c = load(corpus, tmp_path / "less", "prepare.workers=1", f"prepare.sources.books.without={tmp_path}/list.jsonl")
+    less = prepare.prepare(c.prepare, c.data, c.engine, log=print)
+    now = {name: dict(documents.read_texts(paths)) for name, paths in documents.find(less.path).items()}
+    assert texts["books"].items() - now["books"].items() == {(doc_id, original)}
+    assert now["web"] == texts["web"]
+    assert less.manifest["sources"]["books"]["stages"][-1]["removed"] == {"listed": 1}
+    assert "1 of the 2 documents of books's list were there" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="was prepared"):
+        run(corpus, tmp_path / "less")
+    with pytest.raises(ConfigError, match="names no training document of web: give a list of this source"):
+        run(corpus, tmp_path / "none", f"prepare.sources.web.without={tmp_path}/list.jsonl")
 
 
 def test_a_second_run_does_nothing_and_another_recipe_is_refused(corpus, done):

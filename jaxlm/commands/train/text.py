@@ -10,7 +10,7 @@ from jaxlm.commands.train import run as training
 from jaxlm.commands.train.kind import Kind, Ready
 from jaxlm.config import Config, ConfigError
 from jaxlm.data.batches import document_rows
-from jaxlm.data.batches.open import make_data, open_order
+from jaxlm.data.batches.open import keep_list, make_data, open_order
 from jaxlm.data.shards import vocabulary
 from jaxlm.devices.processes import say, together
 from jaxlm.eval import held_out
@@ -81,5 +81,6 @@ def data(config: Config) -> document_rows.Rows:
     d, prepare, vocab_size = config.data, config.prepare, vocabulary.required(config)
     together(lambda: workdir.check_data_seed(config), first_only=True)
     together(lambda: make_data(d, prepare, config.engine, vocab_size, say), first_only=True)
+    together(lambda: keep_list(config), first_only=True)
     # One process checks the shards: on a store far away, tens of thousands take each process minutes.
     return together(lambda: open_order(config, check=jax.process_index() == 0))

@@ -17,6 +17,7 @@ import numpy as np
 from jaxlm.config import ConfigError, EvalConfig
 from jaxlm.corpus.dedup.signatures import mix
 from jaxlm.data.batches.order import Order
+from jaxlm.data.batches.removed import Removed
 from jaxlm.data.shards import mixture as mixture_lib
 from jaxlm.data.shards.mixture import (
     Final,
@@ -174,6 +175,7 @@ class Rows(Order):
     batch_size: int  # B
     passed_over: Windows = ()
     final: Final | None = None  # the mixture of the last batches
+    removed: Removed | None = None  # documents that teach nothing
 
     @functools.cached_property
     def plan(self) -> RowPlan:
@@ -190,9 +192,13 @@ class Rows(Order):
         """See `Order`: the dict that `make_batch` returns."""
         source, _, row = self.plan.locate(number, np.arange(self.batch_size) if rows is None else rows)
         rows_BxT1 = np.empty((len(row), self.seq_len + 1), np.int32)
-        for row_T1, k, first in zip(rows_BxT1, source.tolist(), (row * self.seq_len).tolist(), strict=True):
+        weights_BxT = np.ones((len(row), self.seq_len), np.float32)
+        places = zip(source.tolist(), (row * self.seq_len).tolist(), strict=True)
+        for row_T1, weights_T, (k, first) in zip(rows_BxT1, weights_BxT, places, strict=True):
             row_T1[:] = self.streams[k].read(first, first + self.seq_len + 1)
-        return make_batch(rows_BxT1, self.data.separator_id)
+            if self.removed:
+                self.removed.blank(self.plan.names[k], first, row_T1, weights_T)
+        return make_batch(rows_BxT1, self.data.separator_id) | {"weights": weights_BxT}
 
     def shards(self, item: int) -> list[Entry]:
         """Returns all shards of the sources, each once: first those of the next items from `item` on, last held-out text."""
@@ -212,6 +218,16 @@ class Rows(Order):
         """Returns the last step before the final mixture; None if there is none."""
         return self.final.switch(self.passed_over) if self.final else None
 
+    @functools.cached_property
+    def first_removed(self) -> float:
+        """The number, from 1, of the first batch that holds a removed document; infinity if none ever does."""
+        places = self.removed.places if self.removed else {}
+        rows = {name: rows_of(self, name, places_Nx2) for name, places_Nx2 in places.items() if name in self.plan.names}
+        for batches in (1 << power for power in range(10, 41)):
+            if numbers := [found[0] for found in (self.plan.find(*of, batches) for of in rows.items()) if len(found)]:
+                return 1 + int(min(numbers))
+        return math.inf
+
     def parts(self) -> dict[str, str]:
         """See `Order`: "data" (the manifest's hash), "mixture" and the sizes; a final mixture adds its own."""
         names = sorted(self.data.sources)
@@ -222,6 +238,7 @@ class Rows(Order):
             "seq_len": str(self.seq_len),
             "batch_size": str(self.batch_size),
             **(self.final.fingerprint(names) if self.final else {}),
+            **({"without": self.removed.sha256, "without_batch": f"{self.first_removed:g}"} if self.removed else {}),
         }
 
 
@@ -351,12 +368,19 @@ class TracedRow:
     documents: tuple[TracedDocument, ...]
 
 
+def rows_of(order: Rows, source: str, places_Nx2: np.ndarray) -> np.ndarray:
+    """Returns the rows of a source that hold one of the tokens [start, end) of a place."""
+    size, count = order.seq_len, order.plan.row_counts[order.plan.names.index(source)]
+    first_N, last_N = np.maximum(0, -(-places_Nx2[:, 0] // size) - 1), (places_Nx2[:, 1] - 1) // size
+    rows = [np.arange(*place) for place in zip(first_N, np.minimum(count, last_N + 1), strict=True)]
+    return np.unique(np.concatenate(rows))
+
+
 def steps_of(order: Rows, source: str, first: int, tokens: int, done: int) -> list[int]:
     """Returns the steps, from 1 to `done`, whose batches hold one of a source's tokens [first, first + tokens)."""
-    if source not in order.plan.names:
+    if source not in order.plan.names or (order.removed and len(order.removed.near(source, first, first + tokens))):
         return []
-    size, count = order.seq_len, order.plan.row_counts[order.plan.names.index(source)]
-    rows = np.arange(max(0, -(-first // size) - 1), min(count, (first + tokens - 1) // size + 1))
+    rows = rows_of(order, source, np.array([[first, first + tokens]]))
     numbers = order.plan.find(source, rows, order.batch_number(done)) + 1
     steps = (mixture_lib.step_of(number, order.passed_over) for number in numbers.tolist())
     return [step for number, step in zip(numbers.tolist(), steps, strict=True) if order.batch_number(step) == number]

@@ -4,12 +4,14 @@ import pathlib
 from collections.abc import Iterator
 
 from jaxlm.config import Config, ConfigError, DataConfig, PrepareConfig, config_files, final_weights
-from jaxlm.corpus import documents
+from jaxlm.corpus import documents, lists
 from jaxlm.corpus.sources.base import SourceStats
+from jaxlm.data.batches import removed
 from jaxlm.data.batches.document_rows import Rows
 from jaxlm.data.shards import build, removal, vocabulary
 from jaxlm.data.shards.mixture import Windows, final_of, weights_of
 from jaxlm.data.shards.shards import MANIFEST, DataDir, open_data
+from jaxlm.host import files
 from jaxlm.host.console import Say
 
 
@@ -17,7 +19,29 @@ def open_order(config: Config, passed_over: Windows = (), check: bool = True) ->
     """Opens `data.dir`. Returns the order in which a run of this config reads it. Raises ConfigError as `open_mixture` does."""
     opened, mixture = open_mixture(config.data, config.prepare, vocabulary.required(config), check)
     final = final_of(config, final_weights(mixture, config.data.final.weights))
-    return Rows(opened, mixture, config.seed, config.train.seq_len, config.train.batch_size, passed_over, final)
+    without = removed.read(opened, _list(config)) if config.data.without else None
+    return Rows(
+        opened, mixture, config.seed, config.train.seq_len, config.train.batch_size, passed_over, final, without
+    )
+
+
+def keep_list(config: Config) -> None:
+    """Copies `data.without` into the run's folder. Raises ConfigError if the run has another list."""
+    if not config.data.without:
+        return
+    kept, path = pathlib.Path(config.workdir, removal.LIST), files.expanded(config.data.without)
+    if not kept.is_file():
+        lists.read(path, "data.without")
+        files.write_atomically(kept, path.read_bytes())
+    elif path.is_file() and path.read_bytes() != kept.read_bytes():
+        raise ConfigError(
+            f"{config.workdir} does without the documents of {kept}, not {path}: give another --config.workdir"
+        )
+
+
+def _list(config: Config) -> pathlib.Path:
+    kept = pathlib.Path(config.workdir, removal.LIST)
+    return kept if config.workdir and kept.is_file() else files.expanded(config.data.without)
 
 
 def open_mixture(

@@ -17,6 +17,7 @@ from jaxlm.data.shards.mixture import Windows, merge_windows
 from jaxlm.data.tokenizer.coder import Encoded
 
 _FINAL = {"final": "data.final.weights", "final_share": "data.final.share"}
+_REMOVED = {"without": "data.without", "without_batch": "data.without's first batch"}
 
 
 class Order:
@@ -64,10 +65,17 @@ def check_fingerprint(
     """Raises ConfigError if this run's batches would differ from those of the run whose checkpoint is of step `done`.
 
     The final mixture may move, because `train.steps` was raised, as long as none of its batches was trained on. A branch
-    may change the final mixture, under the same condition.
+    may change the final mixture, and begin to do without documents, under the same condition.
     """
-    names = {key: key for key in current if key != "sha256" and not key.startswith("final")}
-    changed = [key for key in names if saved.get(key) != current[key]]
+    names = {key: key for key in current if key != "sha256" and not key.startswith("final")} | _REMOVED
+    windows = merge_windows(passed_over)
+    if (
+        branch
+        and "without" not in saved
+        and mixture.batch_number(done, windows) < float(current.get("without_batch", 0))
+    ):
+        names = {key: name for key, name in names.items() if key not in _REMOVED}
+    changed = [key for key in names if saved.get(key) != current.get(key)]
     if not changed and not branch:
         names = _FINAL
         changed = [key for key in names if saved.get(key) != current.get(key)]
@@ -77,7 +85,6 @@ def check_fingerprint(
         raise ConfigError(
             f"this run's batches would differ from those it was trained on: {differs}; set them back or use a new workdir"
         )
-    windows = merge_windows(passed_over)
     was, now = (mixture.begins(fingerprint, windows) for fingerprint in (saved, current))
     moved = was != now or saved.get("final") != current.get("final")
     if moved and min(was, now) < mixture.batch_number(done, windows):

@@ -6,11 +6,13 @@ has all other documents in their order, the same tokenizer, the list as without.
 
 import collections
 import hashlib
+import itertools
 import json
 import pathlib
 from collections.abc import Iterable
 
 from jaxlm.config import ConfigError
+from jaxlm.corpus import lists
 from jaxlm.data.shards import manifest as manifests
 from jaxlm.data.shards import search, shards
 from jaxlm.data.shards.manifest import PARENT
@@ -21,8 +23,6 @@ from jaxlm.host import files
 from jaxlm.host.console import Say, Tell, count
 
 LIST = "without.jsonl"  # in the new directory, from the beginning on
-Key = tuple[str, str, str, str]  # source, split, doc_id, sha256
-_FIELDS = ("source", "split", "doc_id", "sha256")
 
 
 def check_new(path: pathlib.Path) -> None:
@@ -36,31 +36,8 @@ def check_new(path: pathlib.Path) -> None:
 def write(path: pathlib.Path, matches: Iterable[Match], why: str) -> None:
     """Writes a list. Raises as `check_new`."""
     check_new(path)
-    rows = ({name: getattr(match, name) for name in _FIELDS} | {"why": why} for match in matches)
+    rows = ({name: getattr(match, name) for name in lists.FIELDS} | {"why": why} for match in matches)
     files.write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
-
-
-def read(path: pathlib.Path) -> set[Key]:
-    """Returns the documents of a list. Raises ConfigError if it can't be read, is empty, or a line lacks a field."""
-    try:
-        lines = path.read_text().split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--without={path} can't be read: {error}") from None
-    keys = set()
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = files.json_of(line.encode())
-            keys.add(tuple(str(row[name]) for name in _FIELDS))
-        except (ValueError, KeyError) as error:
-            raise ConfigError(
-                f"{path}, line {number}: {error} ({', '.join(_FIELDS)} are needed): make the list by jaxlm trace DATA "
-                "--string=TEXT --remove=FILE"
-            ) from None
-    if not keys:
-        raise ConfigError(f"{path} names no document")
-    return keys
 
 
 def without(data: DataDir, path: pathlib.Path, out: pathlib.Path, held_out: bool, tell: Tell, say: Say) -> None:
@@ -70,16 +47,15 @@ def without(data: DataDir, path: pathlib.Path, out: pathlib.Path, held_out: bool
     written in these cases), or `out` holds data.
     """
     _check_out(out)
-    keys = read(path)
-    gone = _places(data, keys)
+    gone = places(data, lists.read(path, "--without"))
     if stay := 0 if held_out else sum(len(gone.pop(place)) for place in [*gone] if place[1] == "val"):
         say(
             f"{count(stay)} held-out documents stay, so that old and new are measured on one text (--held-out: out too)"
         )
     if not gone:
         raise ConfigError(f"all documents of {path} are held out: none would go; --held-out takes them out too")
-    for (source, split), places in gone.items():
-        if len(places) == data.entry(source, split)["documents"]:
+    for (source, split), of_split in gone.items():
+        if len(of_split) == data.entry(source, split)["documents"]:
             kind = "training" if split == "train" else "held-out"
             raise ConfigError(f"{path} takes all {kind} documents of {source}: take its lines out of the list")
     try:
@@ -94,8 +70,9 @@ def without(data: DataDir, path: pathlib.Path, out: pathlib.Path, held_out: bool
         done = 0
         for source, split in ((source, split) for source in sources for split in shards.SPLITS):
             writer = _writer(data, out, source, split)
+            starts = {start for start, _ in gone.get((source, split), ())}
             for each, ids_N in search.each_document(data, source, split):
-                if each.start not in gone.get((source, split), ()):
+                if each.start not in starts:
                     writer.add(each.doc_id, ids_N, each.n_bytes)
                 tell(done := done + len(ids_N))
             sources[source][split] = writer.finish()
@@ -113,18 +90,22 @@ def _check_out(out: pathlib.Path) -> None:
         raise ConfigError(f"{out} holds data: name another folder by --out; no version is overwritten")
 
 
-def _places(data: DataDir, keys: set[Key]) -> dict[tuple[str, str], set[int]]:
-    """Returns (source, split) -> where the listed documents begin. Raises ConfigError if one is not there with this text."""
+def places(data: DataDir, keys: set[lists.Key]) -> dict[tuple[str, str], list[tuple[int, int]]]:
+    """Returns (source, split) -> the tokens [start, end) of each listed document.
+
+    Raises ConfigError if a document is not in the data with this text.
+    """
     decode, missing = Decoder(data.tokenizer()), set(keys)
-    places: dict[tuple[str, str], set[int]] = collections.defaultdict(set)
+    places: dict[tuple[str, str], list[tuple[int, int]]] = collections.defaultdict(list)
     for source, split in {key[:2] for key in keys if key[0] in data.sources and key[1] in shards.SPLITS}:
-        wanted = {key[2] for key in keys if key[:2] == (source, split)}
-        for each, ids_N in search.each_document(data, source, split):
+        wanted, stream = {key[2] for key in keys if key[:2] == (source, split)}, data.stream(source, split)
+        for each in itertools.chain.from_iterable(search.groups(data, source, split)):
             if each.doc_id not in wanted:
                 continue
-            key = (source, split, each.doc_id, hashlib.sha256(decode(ids_N)[0]).hexdigest())
+            place = each.start, each.start + each.tokens
+            key = (source, split, each.doc_id, hashlib.sha256(decode(stream.read(*place))[0]).hexdigest())
             if key in keys:
-                places[source, split].add(each.start)
+                places[source, split].append(place)
                 missing.discard(key)
     if missing:
         first = min(missing)

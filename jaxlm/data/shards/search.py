@@ -54,14 +54,20 @@ def tokens_to_search(data: DataDir) -> int:
     return sum(data.entry(source, split)["tokens"] for source in data.sources for split in SPLITS)
 
 
+def groups(data: DataDir, source: str, split: str) -> Iterator[list[Document]]:
+    """Yields documents that follow one another until the end of a stream."""
+    tokens = data.entry(source, split)["tokens"]
+    for first in range(0, tokens, _AT_ONCE):
+        begun = data.documents(source, split, first, min(first + _AT_ONCE, tokens))
+        yield [each for each in begun if each.start >= first]
+
+
 def documents(data: DataDir, source: str, split: str) -> Iterator[tuple[list[Document], np.ndarray]]:
     """Yields (documents that follow one another, their tokens) until the end of a stream."""
     stream = data.stream(source, split)
-    for first in range(0, stream.tokens, _AT_ONCE):
-        last = min(first + _AT_ONCE, stream.tokens)
-        begun = [each for each in data.documents(source, split, first, last) if each.start >= first]
-        if begun:
-            yield begun, stream.read(begun[0].start, begun[-1].start + begun[-1].tokens)
+    for group in groups(data, source, split):
+        if group:
+            yield group, stream.read(group[0].start, group[-1].start + group[-1].tokens)
 
 
 def each_document(data: DataDir, source: str, split: str) -> Iterator[tuple[Document, np.ndarray]]:

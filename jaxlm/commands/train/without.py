@@ -1,0 +1,96 @@
+"""`jaxlm train RUN --without=FILE`: what a run would have been without some documents, as a branch in its own folder.
+
+The branch begins at the newest kept checkpoint before the first batch that holds one of the documents. Imports no JAX,
+because the supervisor calls it too.
+"""
+
+import argparse
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+
+from ml_collections import config_dict
+
+from jaxlm.config import ConfigError, branch, config_files, resolve
+from jaxlm.data.batches import removed
+from jaxlm.data.batches.open import open_order
+from jaxlm.data.shards.mixture import step_of
+from jaxlm.host import files
+from jaxlm.host.console import count, say
+from jaxlm.run import ledger, lineage, metrics
+
+
+@dataclasses.dataclass(frozen=True)
+class Branch:
+    """Where a branch begins, and what it costs.
+
+    Attributes:
+      first: the first step that saw one of the documents.
+      begins: the step of the checkpoint, 0 for new weights.
+      hours, usd: of the steps to repeat, by the run's own speed and price.
+    """
+
+    run: str
+    documents: int
+    first: int
+    begins: int
+    steps: int
+    hours: float
+    usd: float
+
+
+def config(args: argparse.Namespace, overrides: Sequence[str]) -> config_dict.ConfigDict:
+    """Returns the config of the branch. Raises ConfigError as `find` does, or if its folder is RUN's or another run's."""
+    run, path = run_of(args), files.expanded(args.without)
+    found = find(run, path)
+    for line in lines(found):
+        say(line)
+    config = branch.begun(run, "without", found.begins)
+    config.data.without = str(path.resolve())
+    config.stability.skip = tuple(f"{first}:{last}" for first, last in ledger.read(run)["passed_over"])
+    return branch.finished(config, run, overrides)
+
+
+def find(run: pathlib.Path, path: pathlib.Path) -> Branch:
+    """Raises ConfigError if RUN's data has no such documents, RUN never reads them, or it began after it had seen them."""
+    trunk, book = config_files.from_run(run / "config.json"), ledger.read(run)
+    config = resolve(trunk)
+    order = open_order(config, book["passed_over"])
+    if order.removed:
+        raise ConfigError(
+            f"{run} does without documents already: name all in one list, and branch from the run before it"
+        )
+    order = dataclasses.replace(order, removed=removed.read(order.data, path))
+    first = step_of(order.first_removed, order.passed_over) if order.first_removed < float("inf") else 1 << 62
+    if first > config.train.steps:
+        raise ConfigError(
+            f"no document of {path} is read by step {config.train.steps}, the last of {run}: nothing would differ"
+        )
+    kept = [step for step in branch.kept_steps(run) if order.batch_number(step) < order.first_removed]
+    if not kept and config.origin_state:
+        raise ConfigError(f"{run} is a branch, and began after step {first}: branch from {config.origin}")
+    begins, last = max(kept, default=0), lineage.latest(metrics.records(run / "metrics.jsonl"))
+    steps = config.train.steps - begins
+    done = last.get("step", 0) - (book["starts"][0].get("step", 0) if book["starts"] else 0)
+    share = steps / done if done > 0 else 0.0
+    hours, usd = (last.get("wall_s") or 0.0) * share / 3600, (last.get("cost_usd") or 0.0) * share
+    return Branch(str(run), order.removed.documents, first, begins, steps, hours, usd)
+
+
+def lines(found: Branch) -> list[str]:
+    """Returns what `jaxlm plan RUN --without=FILE` prints."""
+    where = f"the checkpoint of step {found.begins:,}" if found.begins else "new weights"
+    said = [
+        f"{count(found.documents)} training documents, first seen at step {found.first:,}: from {where}",
+        f"{found.steps:,} steps to repeat: {found.hours:.2g} hours, ${found.usd:.2f} by the speed of {found.run}",
+    ]
+    late = "no kept checkpoint is before it: checkpoint.keep_every=N would have kept every N-th"
+    return said if found.begins else [*said, late]
+
+
+def run_of(args: argparse.Namespace) -> pathlib.Path:
+    """Returns the folder of the run that `args.config` names. Raises ConfigError if it names none."""
+    run = config_files.find(args.config) if args.config else None
+    if run is None or run.kind != "run":
+        raise ConfigError(f"--without={args.without} needs the folder of a run: jaxlm train RUN --without=FILE")
+    return run.path
