@@ -65,12 +65,10 @@ def decay(run: pathlib.Path, steps: int, checkpoint: str, overrides: Sequence[st
     """
     if steps < 1:
         raise ConfigError("--branch=decay needs --steps=N, the number of steps over which the learning rate falls to 0")
+    if begins := config_files.from_run(run / "config.json").optim.decay_at_step:
+        raise ConfigError(f"{run} decays already, from step {begins}: branch from the run before it")
     step = _step(run, checkpoint)
     config = begun(run, "decay", step)
-    if config.optim.decay_at_step:
-        raise ConfigError(
-            f"{run} decays already, from step {config.optim.decay_at_step}: branch from the run before it"
-        )
     config.train.steps = step + steps
     config.optim.decay_at_step = step
     return finished(config, run, overrides)

@@ -134,12 +134,18 @@ def of_llama_cpp(file: str, chats: bool) -> str:
     return f"llama-cli -m {file}" if chats else f'llama-completion -m {file} -no-cnv -p "Once upon a time"'
 
 
+_CHAT = [
+    'chat = [{"role": "user", "content": "Hello"}]',
+    'inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True, return_tensors="pt")',
+]
+
+
 def _use_model(facts: Facts) -> tuple[list[str], str]:
     code = [
         f"from transformers import AutoModelForCausalLM, {facts.tokenizer_class}",
         f'tokenizer = {facts.tokenizer_class}.from_pretrained("PATH")',
         'model = AutoModelForCausalLM.from_pretrained("PATH")',
-        'inputs = tokenizer("Once upon a time", return_tensors="pt")',
+        *(_CHAT if facts.chats else ['inputs = tokenizer("Once upon a time", return_tensors="pt")']),
         "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))",
     ]
     note = "Each text must begin with one end-of-text token; the tokenizer puts it there."

@@ -130,7 +130,7 @@ def test_a_list_of_other_data_removes_nothing(data, tmp_path):
     assert not (tmp_path / "new").exists()
     path.write_text(json.dumps({"source": "a"}) + "\n")
     with pytest.raises(ConfigError, match=r"line 1: 'split' \(source, split"):
-        removal.read(path)
+        lists.read(path, "--without")
 
 
 @pytest.mark.parametrize(
@@ -198,11 +198,11 @@ def test_an_unfinished_folder_is_never_filled_from_the_sources(data, tmp_path):
 def test_data_that_another_process_finished_meanwhile_stays(data, tmp_path, monkeypatch):
     removal.write(tmp_path / "list.jsonl", find(data, b"red green"), "red green")
     arguments = data, tmp_path / "list.jsonl", tmp_path / "new", False, lambda done: None, lambda line: None
-    places = removal._places
+    places = removal.places
     removal.without(*arguments)
     (tmp_path / "new").rename(tmp_path / "made")
     monkeypatch.setattr(
-        removal, "_places", lambda *given: (tmp_path / "made").rename(tmp_path / "new") and places(*given)
+        removal, "places", lambda *given: (tmp_path / "made").rename(tmp_path / "new") and places(*given)
     )
     with pytest.raises(ConfigError, match="new holds data"):
         removal.without(*arguments)
