@@ -11,6 +11,7 @@ import tiny_data
 
 from jaxlm import config
 from jaxlm.config import ConfigError, config_files
+from jaxlm.corpus import lists
 from jaxlm.data.batches import document_rows
 from jaxlm.data.batches.open import make_data
 from jaxlm.data.shards import build, removal, search, shards
