@@ -16,7 +16,7 @@ from jaxlm.data.batches import removed
 from jaxlm.data.batches.open import open_order
 from jaxlm.data.shards.mixture import step_of
 from jaxlm.host import files
-from jaxlm.host.console import count, say
+from jaxlm.host.console import count, dollars, duration, say
 from jaxlm.run import ledger, lineage, metrics
 
 
@@ -80,9 +80,10 @@ def find(run: pathlib.Path, path: pathlib.Path) -> Branch:
 def lines(found: Branch) -> list[str]:
     """Returns what `jaxlm plan RUN --without=FILE` prints."""
     where = f"the checkpoint of step {found.begins:,}" if found.begins else "new weights"
+    price = f" and {dollars(found.usd)}" if found.usd else ""
     said = [
-        f"{count(found.documents)} training documents, first seen at step {found.first:,}: from {where}",
-        f"{found.steps:,} steps to repeat: {found.hours:.2g} hours, ${found.usd:.2f} by the speed of {found.run}",
+        f"{count(found.documents)} of the training documents, first seen at step {found.first:,}: from {where}",
+        f"{found.steps:,} steps to repeat: {duration(found.hours * 3600)}{price}, as {found.run} went",
     ]
     late = "no kept checkpoint is before it: checkpoint.keep_every=N would have kept every N-th"
     return said if found.begins else [*said, late]
