@@ -55,6 +55,8 @@ def find(run: pathlib.Path, path: pathlib.Path) -> Branch:
     """Raises ConfigError if RUN's data has no such documents, RUN never reads them, or it began after it had seen them."""
     trunk, book = config_files.from_run(run / "config.json"), ledger.read(run)
     config = resolve(trunk)
+    if config.program != "pretrain":
+        raise ConfigError(f"{run} was trained on examples, not on documents: branch from the run that it came from")
     order = open_order(config, book["passed_over"])
     if order.removed:
         raise ConfigError(
