@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from jaxlm.config import Config, PrepareConfig
 from jaxlm.corpus import documents, engine, prepare
-from jaxlm.corpus.audit import audit
+from jaxlm.corpus.audit import audit, counts
 from jaxlm.data.shards import shards
 from jaxlm.host import console, files
 from jaxlm.report import data_page, markup
@@ -46,15 +46,20 @@ def _inspect(config: Config, done: prepare.Prepared) -> dict[str, typing.Any]:
     kept = {name for name, source in done.manifest["sources"].items() if source["kept"]["documents"]}
     paths = {name: of_source for name, of_source in documents.find(done.path).items() if name in kept}
     with console.working("audit and mismatch report"), engine.worker_processes(2) as pool:
-        junk = pool.submit(_junk, paths, config.prepare)
         compared = pool.submit(_mismatch, paths, config.prepare)
-        return {"junk": junk.result(), "mismatch": compared.result()}
+        halves = [pool.submit(_counts, paths, config.prepare, half) for half in counts.HALVES]
+        *sources, contrast = (
+            a and counts.joined(a, b) for a, b in zip(*(half.result() for half in halves), strict=True)
+        )
+        junk = [finding.to_row() for finding in audit.rank(sources, contrast)[:_JUNK_ROWS]]
+        return {"junk": junk, "mismatch": compared.result()}
 
 
-def _junk(paths: dict[str, list[pathlib.Path]], settings: PrepareConfig) -> list[dict]:
-    counts = [audit.scan(name, sample(of_source, int(settings.report_mb * 1e6))) for name, of_source in paths.items()]
-    ranked = audit.rank(counts, audit.contrast_of(counts, settings.target, settings.stages["html"]))
-    return [finding.to_row() for finding in ranked[:_JUNK_ROWS]]
+def _counts(paths: dict[str, list[pathlib.Path]], settings: PrepareConfig, half: str) -> list[counts.Counts | None]:
+    """Returns the counts of each source, and of what they are contrasted with, if there is such a text."""
+    samples = ((name, sample(of_source, int(settings.report_mb * 1e6))) for name, of_source in paths.items())
+    sources = [counts.scan(name, texts, halves=(half,)) for name, texts in samples]
+    return [*sources, audit.contrast_of(sources, settings.target, settings.stages["html"], halves=(half,))]
 
 
 def _mismatch(paths: dict[str, list[pathlib.Path]], settings: PrepareConfig) -> dict | None:

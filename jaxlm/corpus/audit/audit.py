@@ -13,7 +13,7 @@ import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from jaxlm.corpus.audit.counts import Counts, Entry, Table, scan
+from jaxlm.corpus.audit.counts import HALVES, Counts, Entry, Table, scan
 from jaxlm.corpus.sources.base import SourceSpec, SourceStats
 from jaxlm.corpus.sources.embedded import iterate_embedded
 from jaxlm.corpus.sources.units import read_unit, split_source
@@ -275,13 +275,14 @@ _GENERAL_BYTES = 1_000_000
 _FEW_BYTES = 100_000  # of a source tell nothing about its words
 
 
-def contrast_of(sources: list[Counts], target: str, html: dict) -> Counts | None:
+def contrast_of(sources: list[Counts], target: str, html: dict, halves: Sequence[str] = HALVES) -> Counts | None:
     """Returns the counts of the target, or of general prose for a single source; None for several sources or little text."""
     if target:
-        return scan("target", target_texts(target, _TARGET_BYTES, html))
+        return scan("target", target_texts(target, _TARGET_BYTES, html), halves=halves)
     if len(sources) != 1 or sources[0].bytes < _FEW_BYTES:
         return None
-    return scan("general prose", iterate_embedded("prose", min(_GENERAL_BYTES, sources[0].bytes)))
+    prose = iterate_embedded("prose", min(_GENERAL_BYTES, sources[0].bytes))
+    return scan("general prose", prose, halves=halves)
 
 
 def target_texts(path: str, limit: int, html: dict) -> Iterator[tuple[str, str]]:

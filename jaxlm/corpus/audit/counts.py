@@ -1,19 +1,24 @@
 """Counts known junk, words, repeated lines and clauses of a source for the audit, in one pass and bounded memory."""
 
+import bisect
 import collections
 import dataclasses
 import functools
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from jaxlm.corpus.audit.outliers import Outliers
 from jaxlm.corpus.stages.junk_patterns import GROUPS, Shown
 
 MAX_ENTRIES = 50_000
+HALVES = ("words", "lines")  # words and outliers; known junk, lines and clauses
 _MIN_COUNT = 5
 _EXAMPLE_AT = 3  # a string's count from which on examples are kept
 _CONTEXT = 50  # characters on each side
+_SEARCHED = (
+    1 << 17
+)  # characters of a document in which examples are looked up: one of megabytes has thousands of strings
 _MAX_WORD = 40  # longer ones are blobs
 _LINE_CHARS = (10, 300)
 _CLAUSE_CHARS = (20, 300)
@@ -40,6 +45,21 @@ class _Document:
     @functools.cached_property
     def digits_as_0(self) -> "_Document":
         return dataclasses.replace(self, text=_DIGITS.sub("0", self.text))
+
+    def find_digits(self, key: str) -> int:
+        """Returns where a string, in which each number stands as 0, begins in the text; -1 if it does not."""
+        at = self.digits_as_0.text.find(key, 0, _SEARCHED)
+        ends, shifts = self._numbers
+        return at + shifts[bisect.bisect_right(ends, at)] if at >= 0 else at
+
+    @functools.cached_property
+    def _numbers(self) -> tuple[list[int], list[int]]:
+        """Returns (where each number ends in `digits_as_0`, by how much the text is longer before each, and at the end)."""
+        ends, shifts = [], [0]
+        for match in _DIGITS.finditer(self.text):
+            ends.append(match.start() - shifts[-1] + 1)
+            shifts.append(shifts[-1] + len(match[0]) - 1)
+        return ends, shifts
 
     @functools.cached_property
     def shown(self) -> Shown:
@@ -138,10 +158,12 @@ class Entry:
         """Keeps the text around the string as an example, unless this document gave one already; notes the string's frame."""
         text, wanted, at = document.text, 1 if self.key.islower() else 3, -1
         if len(self.examples) < wanted and not (self.examples and self.examples[-1][0] == document.doc_id):
-            at, size = text.find(literal or self.key), len(literal or self.key)
-            if at < 0:  # digits stand as 0 in the key
-                match = re.search(re.escape(self.key).replace("0", r"\d+"), text)
-                at = match.start() if match else 0
+            at, size = text.find(literal or self.key, 0, _SEARCHED), len(literal or self.key)
+            if at < 0 and "0" in self.key:  # where digits stand
+                at = document.find_digits(self.key)
+            if at < 0 and len(text) > _SEARCHED:
+                return
+            at = max(at, 0)
             excerpt = text[max(0, at - _CONTEXT) : at + min(size, 2 * _CONTEXT) + _CONTEXT]
             self.examples += ((document.doc_id, " ".join(excerpt.split())),)
         if self._around:
@@ -153,7 +175,7 @@ class Entry:
     def _note_frame(self, document: _Document, around: Surroundings, at: int) -> None:
         if around is _lines_around:
             document, at = document.digits_as_0, -1
-        at = document.text.rfind(self.key) if at < 0 else at
+        at = document.text.rfind(self.key, 0, _SEARCHED) if at < 0 else at
         if at >= 0:
             self.frame = self.frame or Frame()
             self.frame.add(around(document, at, at + len(self.key)), document.shown.at(at, at + len(self.key)))
@@ -231,8 +253,10 @@ class Counts:
         return self.junk, self.words, self.lines, self.clauses
 
 
-def scan(source: str, documents: Iterable[tuple[str, str]], max_entries: int = MAX_ENTRIES) -> Counts:
-    """Counts a source's (doc_id, text) pairs in one pass.
+def scan(
+    source: str, documents: Iterable[tuple[str, str]], max_entries: int = MAX_ENTRIES, halves: Sequence[str] = HALVES
+) -> Counts:
+    """Counts a source's (doc_id, text) pairs in one pass; `halves` leaves tables out, for `joined`.
 
     Memory holds one document and at most `2 * max_entries` strings of each of four kinds, about 150 MB by default; if a
     source has more, the rare ones are dropped, and counts may be too low by `Table.lost`.
@@ -244,18 +268,13 @@ def scan(source: str, documents: Iterable[tuple[str, str]], max_entries: int = M
         document = _Document(number, doc_id, text)
         counts.documents = number
         counts.bytes += len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
-        counts.outliers.add(doc_id, text)
         runs = collections.Counter(text.split())
-        longest = max(map(len, runs), default=0)
-        for name, group in GROUPS.items():
-            for match in group.matches(text) if longest >= group.min_run else ():
-                entry = counts.junk.entry(f"{name}:{group.label_of(match)}")
-                entry.chars += len(match[0])
-                entry.add(1, document, match[0])
-                entry.frame = entry.frame or Frame()
-                entry.frame.add((), document.shown.at(*match.span()))
-        counts.total_words += _count_words(counts.words, runs, splits, document)
-        _count_lines(counts.lines, counts.clauses, document)
+        if "words" in halves:
+            counts.outliers.add(doc_id, text)
+            counts.total_words += _count_words(counts.words, runs, splits, document)
+        if "lines" in halves:
+            _count_junk(counts.junk, max(map(len, runs), default=0), document)
+            _count_lines(counts.lines, counts.clauses, document)
         for table in counts.tables:
             if len(table) > 2 * max_entries:
                 table.prune()
@@ -265,6 +284,22 @@ def scan(source: str, documents: Iterable[tuple[str, str]], max_entries: int = M
     for table in counts.tables:
         table.finish()
     return counts
+
+
+def joined(words: Counts, lines: Counts) -> Counts:
+    """Returns what one scan of the same documents counts, given a scan for each of `HALVES`."""
+    return dataclasses.replace(words, junk=lines.junk, lines=lines.lines, clauses=lines.clauses)
+
+
+def _count_junk(junk: Table, longest: int, document: _Document) -> None:
+    """Counts the known junk in a document, whose longest run of characters without spaces is `longest`."""
+    for name, group in GROUPS.items():
+        for match in group.matches(document.text) if longest >= group.min_run else ():
+            entry = junk.entry(f"{name}:{group.label_of(match)}")
+            entry.chars += len(match[0])
+            entry.add(1, document, match[0])
+            entry.frame = entry.frame or Frame()
+            entry.frame.add((), document.shown.at(*match.span()))
 
 
 def _count_words(

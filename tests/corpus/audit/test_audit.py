@@ -1,6 +1,7 @@
 """The junk audit: planted junk comes first, what people write does not, memory is bounded."""
 
 import random
+import re
 
 import pytest
 
@@ -328,3 +329,32 @@ def test_general_prose_is_for_a_single_source_of_some_size():
 def test_a_target_that_is_not_there_is_refused():
     with pytest.raises(ConfigError, match="nowhere"):
         audit.target_texts("nowhere", 1000, HTML)
+
+
+def test_two_scans_of_half_the_tables_give_what_one_gives():
+    texts = documents(60, PHYSICS, change=lambda text, i: f"{atomic(text, i)} Write entity_slot here.")
+    whole = audit_counts.scan("a", texts)
+    words, lines = (audit_counts.scan("a", texts, halves=(half,)) for half in audit_counts.HALVES)
+    assert audit.rank([audit_counts.joined(words, lines)]) == audit.rank([whole]) != []
+    assert audit.rank([words]) != audit.rank([whole]) != audit.rank([lines])
+
+
+def test_an_example_begins_where_its_numbers_stand_in_the_text():
+    rng = random.Random(0)
+    for _ in range(200):
+        text = "".join(rng.choice(["7", "07", "123 ", "ab", " c", "\n", "x9y"]) for _ in range(40))
+        document = audit_counts._Document(1, "d", text)
+        whole = document.digits_as_0.text
+        begin = rng.randrange(len(whole) - 6)
+        key = whole[begin : begin + 6]
+        match = re.search(re.escape(key).replace("0", r"(?<!\d)\d+(?!\d)"), text)
+        assert document.find_digits(key) == match.start()
+    assert document.find_digits("no such") == -1
+
+
+def test_examples_are_looked_up_in_the_beginning_of_a_long_document():
+    line = "Go back to page 12 of 34 at once"
+    pages = [("long", "word " * (audit_counts._SEARCHED // 5) + f"\n{line}\n" * 9), ("short", f"a\n{line}\nb")]
+    entry = audit_counts.scan("a", pages).lines.entries["Go back to page 0 of 0 at once"]
+    assert (entry.count, entry.documents) == (10, 2)
+    assert entry.examples == (("short", f"a {line} b"),)
