@@ -120,8 +120,11 @@ class HfTokenizer:
     def byte_ids(self) -> np.ndarray:
         return np.asarray(sorted(_single_bytes(json_of(self.files[JSON]))), np.int32)
 
+    def find(self, piece: str) -> int | None:
+        return self._tokenizer.token_to_id(piece)
+
     def id_of(self, piece: str) -> int:
-        number = self._tokenizer.token_to_id(piece)
+        number = self.find(piece)
         if number is None:
             raise ConfigError(f"the tokenizer has no token {piece}")
         return number
@@ -165,7 +168,7 @@ def ids_file(folder: pathlib.Path, files: Mapping[str, bytes]) -> bytes:
             said = settings_of({name: (folder / name).read_bytes()}, name)
             beside |= said
             ends += said["eos_token_id"] if isinstance(said.get("eos_token_id"), list) else [said.get("eos_token_id")]
-    id_of = _lookup(files)
+    id_of = _open(files[JSON])[0].token_to_id if JSON in files else Tokenizer(files[MODEL]).find
 
     def find(kind: str) -> int | None:
         token = named.get(f"{kind}_token")
@@ -184,21 +187,6 @@ def ids_file(folder: pathlib.Path, files: Mapping[str, bytes]) -> bytes:
         opening = [bos] if bos is not None and (settings.get("add_bos_token") or not said) else []
     ends = [i for i in dict.fromkeys([eos, *ends]) if type(i) is int]
     return json_line({"eos_id": eos, "bos_id": bos, "opening": opening, "ends": ends})
-
-
-def _lookup(files: Mapping[str, bytes]) -> typing.Callable[[str], int | None]:
-    """Returns a function from a token to its id."""
-    if JSON in files:
-        return _open(files[JSON])[0].token_to_id
-    model = Tokenizer(files[MODEL])
-
-    def find(token: str) -> int | None:
-        try:
-            return model.id_of(token)
-        except ConfigError:
-            return None
-
-    return find
 
 
 def _put_in_front(content: bytes) -> list[int]:

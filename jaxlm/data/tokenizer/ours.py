@@ -209,9 +209,14 @@ class Tokenizer:
     def byte_ids(self) -> np.ndarray:
         return np.asarray([i for i in range(self.vocab_size) if self._sp.is_byte(i)], np.int32)
 
-    def id_of(self, piece: str) -> int:
+    def find(self, piece: str) -> int | None:
+        """Returns the id of a piece; None if there is no such piece."""
         i = self._sp.piece_to_id(piece)
-        if self._sp.id_to_piece(i) != piece:
+        return i if self._sp.id_to_piece(i) == piece else None
+
+    def id_of(self, piece: str) -> int:
+        i = self.find(piece)
+        if i is None:
             raise ConfigError(f"the tokenizer has no token {piece}; train it with the chat tokens")
         return i
 
