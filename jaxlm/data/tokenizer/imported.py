@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from jaxlm.config import ConfigError, pip_install
-from jaxlm.data.tokenizer.ours import GUARD, Tokenizer, controls_of, encode_marked
+from jaxlm.data.tokenizer.ours import GUARD, RawBytes, Tokenizer, controls_of, encode_marked
 from jaxlm.host.files import json_of
 
 JSON, MODEL, IDS = "tokenizer.json", "tokenizer.model", "tokenizer_ids.json"
@@ -29,7 +29,14 @@ _BYTE = re.compile("<0x([0-9A-F]{2})>")
 _MISSING = f"this model has a tokenizer.json, which needs the library tokenizers: {pip_install('hf')}"
 
 
-class HfTokenizer:
+class _Imported:
+    def decode(self, ids: Iterable[int], follows: bool = False) -> str:
+        """Ids beyond the vocabulary, which a longer embedding may give, become nothing."""
+        raw = b"".join([self._raw_bytes[int(i)] for i in ids if int(i) < self.vocab_size])
+        return (raw if follows else raw.removeprefix(self._prefix)).decode("utf-8", "replace")
+
+
+class HfTokenizer(_Imported, RawBytes):
     """A tokenizer.json, with the interface of `Tokenizer`."""
 
     def __init__(self, files: Mapping[str, bytes]):
@@ -106,17 +113,6 @@ class HfTokenizer:
         coded = self._tokenizer.encode_batch_fast([_sound(text) for text in texts], add_special_tokens=False)
         return [np.asarray(one.ids, np.int32) for one in coded]
 
-    def decode(self, ids: Iterable[int], follows: bool = False) -> str:
-        """Ids beyond the vocabulary, which a longer embedding may give, become nothing."""
-        raw = b"".join([self._raw_bytes[int(i)] for i in ids if int(i) < self.vocab_size])
-        return (raw if follows else raw.removeprefix(self._prefix)).decode("utf-8", "replace")
-
-    def token_bytes(self) -> np.ndarray:
-        return np.asarray([len(raw) for raw in self._raw_bytes], np.int32)
-
-    def piece_bytes(self) -> list[bytes]:
-        return list(self._raw_bytes)
-
     def byte_ids(self) -> np.ndarray:
         return np.asarray(sorted(_single_bytes(json_of(self.files[JSON]))), np.int32)
 
@@ -130,7 +126,7 @@ class HfTokenizer:
         return number
 
 
-class HfSentencePiece(Tokenizer):
+class HfSentencePiece(_Imported, Tokenizer):
     """An imported tokenizer.model, as SentencePiece itself reads it."""
 
     def __init__(self, files: Mapping[str, bytes]):
@@ -149,10 +145,6 @@ class HfSentencePiece(Tokenizer):
         if self._prefix:
             return iter([_sound(text)] if text else [])
         return super()._split(text)
-
-    def decode(self, ids: Iterable[int], follows: bool = False) -> str:
-        raw = b"".join([self._raw_bytes[int(i)] for i in ids if int(i) < self.vocab_size])
-        return (raw if follows else raw.removeprefix(self._prefix)).decode("utf-8", "replace")
 
 
 def ids_file(folder: pathlib.Path, files: Mapping[str, bytes]) -> bytes:
