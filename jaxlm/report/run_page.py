@@ -22,7 +22,7 @@ import pathlib
 import typing
 from collections.abc import Callable, Mapping, Sequence
 
-from jaxlm.corpus.stages.junk_patterns import GROUPS
+from jaxlm.corpus.stages.junk_patterns import SURE
 from jaxlm.host.console import count, dollars, duration, hours, human, loss
 from jaxlm.report import benchmarks, chart, markup, redteam
 from jaxlm.report.chart import Curve
@@ -265,7 +265,6 @@ def _starts(summary: dict) -> Markup:
     return table(head, rows, "Starts") if rows else Markup("")
 
 
-_SURE = 0.8  # the severity in `GROUPS` from which a pattern is junk in any text
 _MUCH = 0.5  # of a text's 4-grams repeat earlier ones: it says little else
 _CANT = "Fine-tuning can't remove this: look at the pretraining data (jaxlm audit, jaxlm trace)."
 
@@ -383,8 +382,7 @@ def _lines(texts: Texts) -> list[dict]:
 
 def _labels(text: str) -> list[str]:
     """The labels of the known junk in a text, sorted."""
-    sure = [group for group in GROUPS.values() if group.severity >= _SURE]
-    labels = {group.label_of(match) for group in sure for match in group.matches(text)}
+    labels = {group.label_of(match) for group in SURE for match in group.matches(text)}
     return sorted(labels | ({"U+FFFD"} if "\ufffd" in text else set()))
 
 
