@@ -380,7 +380,7 @@ class ScorerLM(TemplateLM):
         texts: dict[int, str] = {}
         for (stops, settings), numbers in by_settings.items():
             prompts = [self.tok_encode(requests[number].args[0]) for number in numbers]
-            written = completions.complete(self.scorer, prompts, stops, settings, 0, self._what)
+            written = completions.complete(self.scorer, prompts, stops, settings, self._what)
             texts |= zip(numbers, written, strict=True)
         return [texts[number] for number in range(len(requests))]
 
