@@ -9,16 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxlm.config import ModelConfig
 from jaxlm.devices.sharding import constrain
-from jaxlm.models.layers import (
-    Embedding,
-    LayerNorm,
-    Linear,
-    RMSNorm,
-    mlp_product,
-    output_std,
-    project,
-    rope_of,
-)
+from jaxlm.models.layers import Embedding, LayerNorm, Linear, RMSNorm, mlp_product, output_std, project, rope_of
 from jaxlm.models.transformer import Transformer
 from jaxlm.ops.rope import rope_tables
 
