@@ -226,12 +226,10 @@ class Scorer:
             packed = [pack_examples.pack([group], length, 1)[0] for group in groups]
             packed += packed[:1] * (_ROWS - len(packed))
             batch = {name: np.concatenate([row[name] for row in packed]) for name in packed[0]}
-            scores_BxS = self._score(self._variables, self._placed(batch))
+            batch = jax.device_put(batch, sharding.replicated(self._mesh))
+            scores_BxS = self._score(self._variables, batch)
             scores += np.asarray(scores_BxS)[: len(part), 0].tolist()
         return np.asarray(scores, np.float32)
-
-    def _placed(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-        return jax.device_put(batch, sharding.replicated(self._mesh))
 
     def _ids(self, messages: Chat) -> list[int]:
         """Returns the ids of a chat up to the token that ends its last message; a long chat loses its oldest tokens."""
