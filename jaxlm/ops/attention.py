@@ -150,8 +150,12 @@ def over_context(
         return None if x is None else jax.lax.all_gather(x, "context", axis=1, tiled=True)
 
     def on_device(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, ids):
-        offset = jax.lax.axis_index("context") * q_BxTxNxH.shape[1]
+        offset = _offset(q_BxTxNxH.shape[1])
         return run(q_BxTxNxH, gather(k_BxTxKxH), gather(v_BxTxKxH), (ids[0], gather(ids[1])), offset)
 
     split = jax.shard_map(on_device, in_specs=(heads, heads, heads, tokens), out_specs=heads, check_vma=False)
     return split(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, ids)
+
+
+def _offset(tokens: int) -> jax.Array:
+    return jax.lax.axis_index("context") * tokens
