@@ -74,6 +74,14 @@ def test_pytest_needs_nothing_of_parity():
     assert not extra("test") & extra("parity")
 
 
+def test_a_wheel_carries_the_files_that_are_no_python():
+    carried = PROJECT["tool"]["setuptools"]["package-data"]
+    folders = {ROOT / package.replace(".", "/"): names for package, names in carried.items()}
+    for path in (ROOT / "jaxlm").rglob("*"):
+        if path.is_file() and path.suffix not in (".py", ".pyc"):
+            assert any(path.match(name) for name in folders.get(path.parent, ())), path
+
+
 def test_the_longest_files_are_there(pytestconfig):
     conftest = pytestconfig.pluginmanager.get_plugin(str(ROOT / "tests/conftest.py"))
     assert {*conftest.LONGEST} <= {path.name for path in (ROOT / "tests").rglob("test_*.py")}

@@ -24,7 +24,6 @@ def complete(
     prompts: Sequence[Sequence[int]],
     stops: Sequence[str],
     settings: SampleConfig,
-    seed: int,
     what: str,
     follows: bool = False,
 ) -> list[str]:
@@ -36,12 +35,12 @@ def complete(
     `hf` drops that space.
     """
     stops = [stop for stop in stops if stop]
-    rows = continue_ids(scorer, prompts, stops, settings, seed, what)
+    rows = continue_ids(scorer, prompts, stops, settings, what)
     return [_cut(scorer.tokenizer.decode(row, follows), stops) for row in rows]
 
 
 def continue_ids(
-    scorer: Scorer, prompts: Sequence[Sequence[int]], stops: Sequence[str], settings: SampleConfig, seed: int, what: str
+    scorer: Scorer, prompts: Sequence[Sequence[int]], stops: Sequence[str], settings: SampleConfig, what: str
 ) -> list[list[int]]:
     """Returns the ids of the texts of `complete`, without end tokens. Text may follow a stop string: `complete` cuts it."""
     room = min(settings.max_new_tokens, scorer.context // 2)
@@ -65,7 +64,7 @@ def continue_ids(
             batch = [list(prompts[number][-limit:]) for number in taken]
             # Fill the last batch up to the size of the others, so that one program serves all.
             batch += batch[-1:] * (min(size, len(order)) - len(batch))
-            new = _continue(scorer, batch, stops, settings, seed + start)
+            new = _continue(scorer, batch, stops, settings, seed=start)
             rows |= zip(taken, new[: len(taken)], strict=True)
             tell(len(rows))
     return [rows[number] for number in range(len(prompts))]

@@ -133,10 +133,8 @@ def _evaluate(scorer: Scorer, task: Task, rows: list[dict], items: int) -> TaskR
     rows = [rows[number] for number in order]
     taken = range(min(items or len(rows), len(rows)))
     requests = [questions(scorer, task, rows, number) for number in taken]
-    scores, sizes = (
-        iter(scorer.score([one for own in requests for one in own], task.name)),
-        scorer.tokenizer.token_bytes(),
-    )
+    scores = iter(scorer.score([one for own in requests for one in own], task.name))
+    sizes = scorer.tokenizer.token_bytes()
     answered = []
     for number, own in zip(taken, requests, strict=True):
         lengths = [int(sizes[list(scored)].sum()) for _, scored in own]

@@ -65,7 +65,7 @@ def evaluate(scorer: Scorer, part: str, settings: EvalConfig, items: int) -> lis
     problems = [problems[number] for number in spread(len(problems), items)]
     prompts = [document(scorer.tokenizer, problem["prompt"]) for problem in problems]
     drawing, what = completions.greedy(_NEW_TOKENS), "writing programs"
-    texts = completions.complete(scorer, prompts, _STOPS, drawing, 0, what, follows=True)
+    texts = completions.complete(scorer, prompts, _STOPS, drawing, what, follows=True)
     return [grade(problems, texts, settings)]
 
 

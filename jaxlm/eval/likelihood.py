@@ -26,6 +26,7 @@ from jaxlm.data.shards.shards import DataDir
 from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.devices import processes, sharding
 from jaxlm.eval.model import Restored
+from jaxlm.models.decode.engine import power_of_two
 from jaxlm.models.decode.generate import Generator
 from jaxlm.models.transformer import Transformer
 from jaxlm.ops import attention, spmd, xent
@@ -203,7 +204,7 @@ class Scorer:
         logp, greedy = np.zeros(len(requests)), np.ones(len(requests), bool)
         by_length = collections.defaultdict(list)
         for part in parts:
-            by_length[_bucket(len(part[1][0]) + len(part[1][1]) - 1)].append(part)
+            by_length[max(_SHORT, power_of_two(len(part[1][0]) + len(part[1][1]) - 1))].append(part)
         with processes.working(what, len(parts), "texts") as tell:
             done = 0
             for longest, group in sorted(by_length.items()):
@@ -321,8 +322,3 @@ def _windows(number: int, context: Sequence[int], scored: Sequence[int], limit: 
     for start in range(first, len(whole), limit):
         end = min(start + limit, len(whole))
         yield number, (whole[max(0, end - limit - 1) : start], whole[start:end])
-
-
-def _bucket(n: int) -> int:
-    """Returns n rounded up to a power of two, at least `_SHORT`."""
-    return max(_SHORT, 1 << max(n - 1, 0).bit_length())

@@ -18,7 +18,7 @@ from lm_eval.api.samplers import ContextSampler
 from lm_eval.api.task import Task
 from lm_eval.tasks import TaskManager
 
-from jaxlm.config import ConfigError, EvalConfig, RunError, SampleConfig
+from jaxlm.config import ConfigError, EvalConfig, RunError, SampleConfig, config_files
 from jaxlm.data.chats import chat
 from jaxlm.data.tokenizer.ids import conversation, document
 from jaxlm.devices.processes import say
@@ -160,7 +160,8 @@ def _load(manager: TaskManager, name: str, data_dir: str, fewshot: int, cache: s
             raise ConfigError(f"{name}: {path} of {where} has no questions: get it again") from None
         except (OSError, ValueError, RuntimeError) as error:
             kind, mend = (ConfigError, "") if data_dir else (RunError, _OFFLINE)
-            raise kind(f"{name}: can't read {path} from {where}: {_line(error)}{mend}") from error
+            line = (config_files.first_line(error) or type(error).__name__)[:200]
+            raise kind(f"{name}: can't read {path} from {where}: {line}{mend}") from error
         else:
             _check_examples(name, task, shots, where)
             if type(getattr(task, "sampler", None)) is ContextSampler:
@@ -201,11 +202,6 @@ def _folder(name: str, path: str, data_dir: str) -> pathlib.Path:
         f"{name} reads {path or 'no dataset'}, not in eval.data_dir={data_dir}: lay its files there with "
         "scripts/hub_layout.py, or set eval.data_dir= to fetch it from the hub"
     )
-
-
-def _line(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return lines[0][:200]
 
 
 # Asking
@@ -380,7 +376,7 @@ class ScorerLM(TemplateLM):
         texts: dict[int, str] = {}
         for (stops, settings), numbers in by_settings.items():
             prompts = [self.tok_encode(requests[number].args[0]) for number in numbers]
-            written = completions.complete(self.scorer, prompts, stops, settings, 0, self._what)
+            written = completions.complete(self.scorer, prompts, stops, settings, self._what)
             texts |= zip(numbers, written, strict=True)
         return [texts[number] for number in range(len(requests))]
 

@@ -129,7 +129,7 @@ def _written(scorer: Scorer, rows: Sequence[dict], name: str) -> list[tuple[dict
     """Returns (metrics, detail) of each row, by what the model writes up to the first newline."""
     prompts = [document(scorer.tokenizer, row["prompt"].rstrip(" ")) for row in rows]
     longest = max(len(scorer.tokenizer.encode(row["answer"])) for row in rows)
-    texts = completions.complete(scorer, prompts, ("\n",), completions.greedy(2 * longest + _LEAST_TOKENS), 0, name)
+    texts = completions.complete(scorer, prompts, ("\n",), completions.greedy(2 * longest + _LEAST_TOKENS), name)
     return [
         (
             {"exact_match": float(_folded(text) == _folded(row["answer"]))},

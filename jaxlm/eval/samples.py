@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from jaxlm.config import SampleConfig
-from jaxlm.corpus.stages.junk_patterns import GROUPS
+from jaxlm.corpus.stages.junk_patterns import SURE
 from jaxlm.data.chats import chat
 from jaxlm.data.tokenizer.coder import Coder, Encoded
 from jaxlm.data.tokenizer.ids import document
@@ -21,7 +21,6 @@ _N = 4  # words in an n-gram whose repetition is counted
 _LOOP, _TIMES = 16, 3  # the most words that a loop repeats; how often a loop repeats them, at least
 _FEWEST = 8  # words in all repetitions of a loop, at least: "no no no" is speech
 _SHOWN, _WIDEST = 2, 140  # prompts that the terminal shows, and characters of each
-_SURE = 0.8  # patterns of `GROUPS` with at least this severity are junk in any text
 
 
 def prompt_ids(tokenizer: Coder, prompt: str, settings: SampleConfig) -> list[int]:
@@ -203,10 +202,9 @@ def degenerates_at(words: list[str]) -> int | None:
 def junk(text: str) -> float:
     """Returns the share of a text's characters that are known junk: chat tokens, labels of data sets, <unk>, U+FFFD."""
     hit = bytearray(len(text))
-    for group in GROUPS.values():
-        if group.severity >= _SURE:
-            for match in group.matches(text):
-                hit[match.start() : match.end()] = b"\1" * (match.end() - match.start())
+    for group in SURE:
+        for match in group.matches(text):
+            hit[match.start() : match.end()] = b"\1" * (match.end() - match.start())
     for place, character in enumerate(text):
         hit[place] |= character == "\ufffd"
     return sum(hit) / len(text) if text else 0.0

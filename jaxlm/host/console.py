@@ -172,6 +172,11 @@ def count(number: float) -> str:
     return f"{number:,.0f}"
 
 
+def loss(value: float | None) -> str:
+    """Returns a loss or another measured figure with four digits after the point; "" if it was not measured."""
+    return "" if value is None else f"{value:.4f}"
+
+
 def human(number: float) -> str:
     """Returns three digits and a unit: 1234567 -> '1.23M', 1.04e9 -> '1.04B'."""
     for size, unit in ((1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Mapping, Sequence
 
 from jaxlm.config import ModelConfig
-from jaxlm.host.console import count, dollars, duration, human
+from jaxlm.host.console import count, dollars, duration, human, loss
 from jaxlm.report.benchmarks import BITS, MARGIN
 
 
@@ -225,15 +225,11 @@ def _training(facts: Facts) -> str:
     latest = {row["phase"]: row for row in facts.phases}
     if latest:
         rows = [
-            (row["phase"], count(row["last_step"]), human(row["tokens"]), _loss(row["loss_end"]), dollars(row["usd"]))
+            (row["phase"], count(row["last_step"]), human(row["tokens"]), loss(row["loss_end"]), dollars(row["usd"]))
             for row in latest.values()
         ]
         parts.append(_table(("phase", "to step", "tokens", "loss", "cost"), rows))
     return "\n\n".join(parts)
-
-
-def _loss(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"
 
 
 def _held_out(facts: Facts) -> str:

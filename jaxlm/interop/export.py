@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from jaxlm.config import ConfigError, ModelConfig, RunError
+from jaxlm.data.shards.verify import file_sha256
 from jaxlm.data.tokenizer import ids
 from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.host import files
 from jaxlm.host.console import Tell, size, told, working
-from jaxlm.interop import gguf, hf_folder, hf_weights, peft
+from jaxlm.interop import gguf, hf_folder, peft
 from jaxlm.interop.hf_weights import MARK
 
 # The first type is the default.
@@ -127,7 +128,7 @@ def export(source: Source, to: str, dtype: str, out: pathlib.Path) -> Done:
             count = check(written, source.read, tell)
         (folder / "README.md").write_text(source.card, encoding="utf-8")
         names = sorted(path.name for path in folder.iterdir())
-        sums = {name: hf_weights.sha256(folder / name) for name in names if name != "README.md"}  # users edit the card
+        sums = {name: file_sha256(folder / name) for name in names if name != "README.md"}  # users edit the card
         about = {
             "to": to,
             "dtype": dtype,

@@ -13,6 +13,7 @@ import safetensors
 
 from jaxlm import config as config_lib
 from jaxlm.config import ConfigError, ModelConfig, RunError, config_files
+from jaxlm.data.shards.verify import file_sha256
 from jaxlm.data.tokenizer import coder
 from jaxlm.devices import tree
 from jaxlm.devices.processes import working
@@ -72,14 +73,6 @@ def _origin(folder: pathlib.Path, keys: dict[str, object], scores: bool = False)
     )
 
 
-def sha256(path: pathlib.Path) -> str:
-    """Returns the sha256 of a file; "" if the file is missing."""
-    if not path.is_file():
-        return ""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def check_export(folder: pathlib.Path) -> None:
     """Raises ConfigError if a file that `jaxlm export` wrote has changed since.
 
@@ -89,7 +82,7 @@ def check_export(folder: pathlib.Path) -> None:
         return
     try:
         wrote = files.json_of((folder / MARK).read_bytes()).get("sha256", {})
-        bad = [name for name, value in wrote.items() if sha256(folder / name) != value]
+        bad = [n for n, value in wrote.items() if not (path := folder / n).is_file() or file_sha256(path) != value]
     except files.MANGLED:
         bad = [MARK]
     if bad:
@@ -169,7 +162,7 @@ class Files:
             try:
                 return file.get_tensor(name)
             except Exception as error:
-                raise RunError(f"{path} can't be read ({_line(error)}): copy it again") from error
+                raise _unreadable(path, error) from error
 
     def _names(self, config: ModelConfig) -> dict[str, str]:
         """Returns name in `interop.leaves` -> name in the files. The hub's GPT-2 has names without "transformer."."""
@@ -199,8 +192,8 @@ def _opened(path: pathlib.Path) -> safetensors.safe_open:
     try:
         return safetensors.safe_open(str(path), framework="numpy")
     except Exception as error:
-        raise RunError(f"{path} can't be read ({_line(error)}): copy it again") from error
+        raise _unreadable(path, error) from error
 
 
-def _line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def _unreadable(path: pathlib.Path, error: Exception) -> RunError:
+    return RunError(f"{path} can't be read ({config_files.first_line(error) or type(error).__name__}): copy it again")

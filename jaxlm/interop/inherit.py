@@ -175,7 +175,7 @@ def _set_tokenizer(config: config_dict.ConfigDict, place: pathlib.Path, typed: s
         )
     config.data.tokenizer = str(place.resolve())
     if "data.chat_tokens" not in typed:
-        config.data.chat_tokens = _has(tokenizer, CHAT_TOKENS[0])
+        config.data.chat_tokens = tokenizer.find(CHAT_TOKENS[0]) is not None
     data = pathlib.Path(config.data.dir or pathlib.Path(config.workdir) / "data")
     made_with = _sha256_of(data)
     if made_with not in ("", tokenizer.sha256):
@@ -225,19 +225,11 @@ def _chat_tokens(config: config_dict.ConfigDict) -> int:
     """Returns how many tokens of the chat template the model lacks."""
     tokenizer = coder.load(config.data.tokenizer)
     if coder.ours(tokenizer):
-        return 0 if _has(tokenizer, CHAT_TOKENS[0]) else len(CHAT_TOKENS)
+        return len(CHAT_TOKENS) if tokenizer.find(CHAT_TOKENS[0]) is None else 0
     own = pathlib.Path(config.workdir) / config_files.TOKENIZER
     begun = _begun(config) and own.is_dir()  # a resumed run keeps its template, whatever is asked for
     grown = coder.load(own) if begun else chat.grown(tokenizer, config.examples.template)
     return max(0, grown.vocab_size - config.model.vocab_size)
-
-
-def _has(tokenizer: coder.Coder, piece: str) -> bool:
-    try:
-        tokenizer.id_of(piece)
-    except ConfigError:
-        return False
-    return True
 
 
 def _sha256_of(data: pathlib.Path) -> str:

@@ -283,9 +283,8 @@ def _row_differences(
 
 def _lora_config(config: ModelConfig, adapter: Adapter, ranks: dict[str, int], tables: list[str]) -> Content:
     chosen, gpt2 = adapter.settings, config.family == "gpt2"
-    modules_of: dict[
-        str, list[str]
-    ] = {}  # the end of a name that identifies a projection: "q_proj"; in GPT-2 "attn.c_proj"
+    # The end of a name that identifies a projection, "q_proj", in GPT-2 "attn.c_proj" -> the modules.
+    modules_of: dict[str, list[str]] = {}
     for module in ranks:
         modules_of.setdefault(".".join(module.split(".")[-2 if gpt2 else -1 :]), []).append(module)
     every_layer = all(len(modules) == config.n_layers for modules in modules_of.values())

@@ -91,17 +91,14 @@ def tokenizer_config(tokenizer: Tokenizer, max_length: int) -> dict[str, typing.
     """
     held = pieces(tokenizer)
     speaks = chat.speaks(tokenizer)
-    named = {
-        "bos_token": held.texts[tokenizer.opening[0]],
-        "eos_token": held.texts[tokenizer.eos_id],
-        "unk_token": pad_token(tokenizer),
-    }
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": max_length,
         "clean_up_tokenization_spaces": False,
         "split_special_tokens": not speaks,
-        **named,
+        "bos_token": held.texts[tokenizer.opening[0]],
+        "eos_token": held.texts[tokenizer.eos_id],
+        "unk_token": pad_token(tokenizer),
         "pad_token": pad_token(tokenizer),
         "padding_side": "left",
         **({"chat_template": chat.TEMPLATE} if speaks else {}),

@@ -9,16 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxlm.config import ModelConfig
 from jaxlm.devices.sharding import constrain
-from jaxlm.models.layers import (
-    Embedding,
-    LayerNorm,
-    Linear,
-    RMSNorm,
-    mlp_product,
-    output_std,
-    project,
-    rope_of,
-)
+from jaxlm.models.layers import Embedding, LayerNorm, Linear, RMSNorm, mlp_product, output_std, project, rope_of
 from jaxlm.models.transformer import Transformer
 from jaxlm.ops.rope import rope_tables
 
@@ -27,7 +18,7 @@ def _down(mlp: nn.Module, hidden_BxTxF: jax.Array, bias: bool) -> jax.Array:
     c = mlp.config
     down = Linear((c.d_ff, c.d_model), (c.d_model,) if bias else None, output_std(c), c.dtype, name="down")()
     (y_BxTxD,) = project(mlp, "down", hidden_BxTxF, [down], product=mlp_product(c))
-    return down.biased(y_BxTxD)
+    return y_BxTxD
 
 
 class SwiGLU(nn.Module):
@@ -42,9 +33,8 @@ class SwiGLU(nn.Module):
         bias = (c.d_ff,) if c.bias else None
         gate = Linear((c.d_model, c.d_ff), bias, c.init_std, c.dtype, name="gate")()
         up = Linear((c.d_model, c.d_ff), bias, c.init_std, c.dtype, name="up")()
-        gate_BxTxF, up_BxTxF = project(self, "gate_up", x_BxTxD, (gate, up), product=mlp_product(c))
-        gate_BxTxF = checkpoint_name(gate.biased(gate_BxTxF), "mlp_proj")
-        up_BxTxF = checkpoint_name(up.biased(up_BxTxF), "mlp_proj")
+        gate_up = project(self, "gate_up", x_BxTxD, (gate, up), product=mlp_product(c))
+        gate_BxTxF, up_BxTxF = (checkpoint_name(y, "mlp_proj") for y in gate_up)
         hidden_BxTxF = constrain(nn.silu(gate_BxTxF) * up_BxTxF, "batch", "seq", "mlp")
         return _down(self, hidden_BxTxF, c.bias)
 
@@ -69,7 +59,7 @@ class GeluMLP(nn.Module):
         c = self.config
         up = Linear((c.d_model, c.d_ff), (c.d_ff,), c.init_std, c.dtype, name="up")()
         (up_BxTxF,) = project(self, "up", x_BxTxD, [up], product=mlp_product(c))
-        up_BxTxF = checkpoint_name(up.biased(up_BxTxF), "mlp_proj")
+        up_BxTxF = checkpoint_name(up_BxTxF, "mlp_proj")
         hidden_BxTxF = constrain(nn.gelu(up_BxTxF, approximate=True), "batch", "seq", "mlp")
         return _down(self, hidden_BxTxF, True)
 

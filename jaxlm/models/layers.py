@@ -92,9 +92,6 @@ class Weights(typing.NamedTuple):
     bias: jax.Array | None
     lora: tuple[jax.Array, jax.Array] | None
 
-    def biased(self, y: jax.Array) -> jax.Array:
-        return y if self.bias is None else y + self.bias
-
 
 class Linear(nn.Module):
     """Holds a kernel (*in, *out) and a bias (*out); a call returns them as `Weights`, in the compute dtype (see `project`).
@@ -174,7 +171,7 @@ def output_std(config: ModelConfig) -> float:
 def project(
     module: nn.Module, name: str, x: jax.Array, weights: typing.Sequence[Weights], product: Product = dense
 ) -> list[jax.Array]:
-    """Multiplies x (B, T, *in) by each kernel (*in, *out), LoRA included. Returns the products (B, T, *out), without bias.
+    """Multiplies x (B, T, *in) by each kernel (*in, *out), LoRA included. Returns the products plus biases, (B, T, *out).
 
     If the config fuses projections, all kernels are multiplied in one product. On a mesh with a `tensor` axis each
     device fuses its own columns of all kernels, so that the gradient of x is summed over devices once. Kernels that the
@@ -184,7 +181,7 @@ def project(
       module: the calling module. If its collection `packed` has a kernel under `name` (see `params.pack_params`), that
         kernel is used, and `weights` only give the shapes. It has `lora_dropout`, and for dropout the random key `lora`.
       name: the name of all the products together, such as "qkv".
-      weights: the kernels, either all quantised or none, and their LoRA factors.
+      weights: the kernels, either all quantised or none, their biases and their LoRA factors.
       product: `ops.products.dense` or `fp8_dense`, for the kernels.
     """
     ys = _of_kernels(module, name, x, [w.kernel for w in weights], product)
@@ -197,7 +194,7 @@ def project(
         for place, low in zip(adapted, jnp.split(inner, len(adapted), axis=-1), strict=True):
             # Without the barrier XLA stores both terms for the backward pass, instead of their sum.
             ys[place] = jax.lax.optimization_barrier(ys[place] + lora_up(low, weights[place].lora[1]))
-    return ys
+    return [y if w.bias is None else y + w.bias for y, w in zip(ys, weights, strict=True)]
 
 
 def _of_kernels(
@@ -237,7 +234,7 @@ class Attention(nn.Module):
             Linear((d, heads, h), (heads, h) if qkv_bias else None, c.init_std, c.dtype, name=name)()
             for name, heads in (("q", n), ("k", k), ("v", k))
         ]
-        qkv = [w.biased(y) for w, y in zip(weights, project(self, "qkv", x_BxTxD, weights), strict=True)]
+        qkv = project(self, "qkv", x_BxTxD, weights)
         q_BxTxNxH, k_BxTxKxH, v_BxTxKxH = (checkpoint_name(y, "qkv_proj") for y in qkv)
         if c.qk_norm:
             q_BxTxNxH = RMSNorm(c.norm_eps, name="q_norm")(q_BxTxNxH)
@@ -251,7 +248,7 @@ class Attention(nn.Module):
         out_BxTxNxH = checkpoint_name(constrain(out_BxTxNxH, "batch", "seq", "heads", "head_dim"), "attn_out")
         o = Linear((n, h, d), (d,) if self.bias else None, output_std(c), c.dtype, name="o")()
         (y_BxTxD,) = project(self, "o", out_BxTxNxH, [o])
-        return o.biased(y_BxTxD), layer_cache
+        return y_BxTxD, layer_cache
 
 
 class Block(nn.Module):

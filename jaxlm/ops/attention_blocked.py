@@ -92,10 +92,10 @@ _einsum = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 def _forward(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, ids, offset, scale, block):
     k_BxKxSxH, v_BxKxSxH = _heads_first(k_BxSxKxH), _heads_first(v_BxSxKxH)
-    q_BxTxNxH = q_BxTxNxH * jnp.asarray(scale, q_BxTxNxH.dtype)  # scales H numbers for each query, not S scores
+    scaled_BxTxNxH = q_BxTxNxH * jnp.asarray(scale, q_BxTxNxH.dtype)  # scales H numbers for each query, not S scores
     outs, normalisers = [], []
     for start, end, seen in _edges(q_BxTxNxH.shape[1], k_BxSxKxH.shape[1], block, offset):
-        q_BxKxGxIxH = _query_block(q_BxTxNxH, k_BxSxKxH.shape[2], start, end)
+        q_BxKxGxIxH = _query_block(scaled_BxTxNxH, k_BxSxKxH.shape[2], start, end)
         scores = _einsum("bkgih,bksh->bkgis", q_BxKxGxIxH, k_BxKxSxH[:, :, :seen])
         scores = jnp.where(visible(ids, offset, start, end, seen)[:, None, None], scores, _MASKED)
         highest = jnp.max(scores, axis=-1, keepdims=True)
@@ -106,15 +106,11 @@ def _forward(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, ids, offset, scale, block):
         outs.append(_rows((out / total).astype(q_BxTxNxH.dtype)))
         # The log-sum-exp of the scores: exp(score - normaliser) is the probability, in the backward pass.
         normalisers.append((highest + jnp.log(total))[..., 0])  # [B, K, G, I]
-    return jnp.concatenate(outs, axis=1), normalisers
+    out_BxTxNxH = jnp.concatenate(outs, axis=1)
+    return out_BxTxNxH, (q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, ids, offset, out_BxTxNxH, normalisers)
 
 
-def _blocked_fwd(q, k, v, ids, offset, scale, block):
-    out, normalisers = _forward(q, k, v, ids, offset, scale, block)
-    return out, (q, k, v, ids, offset, out, normalisers)
-
-
-def _blocked_bwd(scale, block, residuals, d_out_BxTxNxH):
+def _backward(scale, block, residuals, d_out_BxTxNxH):
     q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, ids, offset, out_BxTxNxH, normalisers = residuals
     kv_heads, dtype = k_BxSxKxH.shape[2], q_BxTxNxH.dtype
     k_BxKxSxH, v_BxKxSxH = _heads_first(k_BxSxKxH), _heads_first(v_BxSxKxH)
@@ -152,4 +148,4 @@ def _sum_keys(parts: list[jax.Array], dtype) -> jax.Array:
     return jnp.swapaxes(jnp.concatenate(sums, axis=2), 1, 2).astype(dtype)
 
 
-_blocked.defvjp(_blocked_fwd, _blocked_bwd)
+_blocked.defvjp(_forward, _backward)

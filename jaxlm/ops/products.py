@@ -32,10 +32,13 @@ def dense(x: jax.Array, kernel: jax.Array, axes: int = 1, dtype: jnp.dtype | Non
     """
     if axis_size("context") > 1:
         return jnp.tensordot(x, kernel, axes, preferred_element_type=dtype)
+    return _of_matrices(functools.partial(jnp.dot, preferred_element_type=dtype), x, kernel, axes)
+
+
+def _of_matrices(product: typing.Callable, x: jax.Array, kernel: jax.Array, axes: int) -> jax.Array:
     lead, out = x.shape[: x.ndim - axes], kernel.shape[axes:]
     inner = math.prod(kernel.shape[:axes])
-    y = jnp.dot(x.reshape(math.prod(lead), inner), kernel.reshape(inner, math.prod(out)), preferred_element_type=dtype)
-    return y.reshape(*lead, *out)
+    return product(x.reshape(math.prod(lead), inner), kernel.reshape(inner, math.prod(out))).reshape(*lead, *out)
 
 
 def quantize(x: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
@@ -56,10 +59,7 @@ def fp8_dense(x: jax.Array, kernel: jax.Array, axes: int = 1) -> jax.Array:
 
     Returns (..., *out) in x's dtype, summed in float32 by the hardware; gradients in the operands' dtypes.
     """
-    lead, out = x.shape[: x.ndim - axes], kernel.shape[axes:]
-    inner = math.prod(kernel.shape[:axes])
-    y = _product(x.reshape(math.prod(lead), inner), kernel.reshape(inner, math.prod(out)))
-    return y.reshape(*lead, *out)
+    return _of_matrices(_product, x, kernel, axes)
 
 
 @jax.custom_vjp

@@ -192,12 +192,11 @@ def _rules(o: OptimConfig) -> dict[str, Callable[[Run], Rule]]:
     if o.name != "muon" or o.matrix_lr_ratio:
         ratio = o.matrix_lr_ratio if o.name == "muon" else 1.0
         return {"lr": lambda run: rate(o.name, run).times(1 / ratio), "matrix_lr_ratio": lambda run: ONE_RATE, "b2": b2}
-    of_own_lr = {"matrix_lr_ratio": lambda run: muon_rate(run).times(1 / o.lr)} if o.lr else {}
-    return {
-        "lr": adamw_rate,
-        "matrix_lr_ratio": lambda run: muon_rate(run).times(1 / adamw_rate(run).value),
-        "b2": b2,
-    } | of_own_lr
+
+    def of_matrices(run: Run) -> Rule:
+        return muon_rate(run).times(1 / (o.lr or adamw_rate(run).value))
+
+    return {"lr": adamw_rate, "matrix_lr_ratio": of_matrices, "b2": b2}
 
 
 def rounded(key: str, value: float) -> float:

@@ -22,8 +22,8 @@ import pathlib
 import typing
 from collections.abc import Callable, Mapping, Sequence
 
-from jaxlm.corpus.stages.junk_patterns import GROUPS
-from jaxlm.host.console import count, dollars, duration, hours, human
+from jaxlm.corpus.stages.junk_patterns import SURE
+from jaxlm.host.console import count, dollars, duration, hours, human, loss
 from jaxlm.report import benchmarks, chart, markup, redteam
 from jaxlm.report.chart import Curve
 from jaxlm.report.markup import Markup, cell, details, join, table, tag
@@ -80,11 +80,11 @@ def _tiles(summary: dict) -> Markup:
     run, figures = summary["run"], (summary.get("figures") or {}).items()
     best = run.get("best")
     lower = best and run["held_out"] is not None and best["loss"] < run["held_out"]
-    better = f", best {_figure(best['loss'])} at step {count(best['step'])}" if lower else ""
-    tiles = [(_figure(points[-1][1]), words) for words, points in figures if points]
+    better = f", best {loss(best['loss'])} at step {count(best['step'])}" if lower else ""
+    tiles = [(loss(points[-1][1]), words) for words, points in figures if points]
     tiles += [
-        (_figure(run.get("held_out")), f"held-out loss{better}"),
-        (_figure(run.get("loss")), "training loss"),
+        (loss(run.get("held_out")), f"held-out loss{better}"),
+        (loss(run.get("loss")), "training loss"),
         *_paid(summary, (dollars(run["cost_usd"]), "spent")),
         (count(run["step"]), f"of {count(run['steps'])} steps, {human(run['tokens'])} tokens"),
         (duration(run["wall_s"]), "in all"),
@@ -97,14 +97,11 @@ def _paid(summary: dict, *parts: typing.Any) -> tuple:
     return parts if summary["run"]["cost_usd"] > 0 else ()
 
 
-def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"
-
-
-def _curve(summary: dict, x: str, y: str, name: str) -> Curve:
-    columns = summary.get("curves") or {}
-    pairs = zip(columns.get(x, ()), columns.get(y, ()), strict=False)
-    return Curve(name, [(a, b) for a, b in pairs if a is not None and b is not None])
+def columns(summary: Mapping, x: str, y: str) -> list[tuple[float, float]]:
+    """Returns the values of two columns of a summary's `curves`, where both are known; [] if it lacks one."""
+    curves = summary.get("curves") or {}
+    pairs = zip(curves.get(x, ()), curves.get(y, ()), strict=False)
+    return [(a, b) for a, b in pairs if a is not None and b is not None]
 
 
 def _resumes(summary: dict) -> list[float]:
@@ -116,13 +113,13 @@ def _curves(summary: dict) -> list[Markup]:
     held_out = summary.get("held_out") or {}
     about = [Curve(words, points) for words, points in (summary.get("figures") or {}).items() if points]
     mean, nats = [Curve("held out", held_out.get("", ()))], {"unit": "nats a token", "shown": _nats}
-    both = [_curve(summary, "step", "loss", "training"), *mean]
+    both = [Curve("training", columns(summary, "step", "loss")), *mean]
     charts = [
         chart.lines(about, "What it is trained for", **_BY_STEP, shown=_nats),
         chart.lines(both, "Loss by step", **_BY_STEP, **nats, marks=_resumes(summary)),
-        chart.lines([_curve(summary, "tokens", "loss", "")], "Training loss by tokens", along="tokens", **nats),
+        chart.lines([Curve("", columns(summary, "tokens", "loss"))], "Training loss by tokens", along="tokens", **nats),
     ]
-    for by_usd in _paid(summary, _curve(summary, "cost_usd", "loss", "")):
+    for by_usd in _paid(summary, Curve("", columns(summary, "cost_usd", "loss"))):
         title = "Training loss by dollars"
         charts.append(chart.lines([by_usd], title, along="dollars", **nats, shown_x=lambda usd: f"${usd:,.4g}"))
     sources = [Curve(name, points) for name, points in held_out.items() if name]
@@ -153,7 +150,7 @@ def _bill(summary: dict) -> Markup:
     latest = {row["phase"]: row for row in summary.get("phases") or ()}  # a resumed phase has several rows
     rows = []
     for name, row in latest.items():
-        losses = f"{_figure(row['loss_begin'])} → {_figure(row['loss_end'])}"
+        losses = f"{loss(row['loss_begin'])} → {loss(row['loss_end'])}"
         cost = _paid(summary, dollars(row["usd"]), _price(row["usd_per_point"]))
         rows.append((name, count(row["last_step"]), human(row["tokens"]), losses, hours(row["hours"]), *cost))
     head = ("phase", "to step", "tokens", "loss", "time", *_paid(summary, "cost", "cost of a nat"))
@@ -168,9 +165,9 @@ def _futures(summary: dict) -> Markup:
     futures = summary.get("futures")
     rows = []
     for row in (futures or {}).get("rows", ()):
-        loss = f"{row['loss']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
+        expected = f"{row['loss']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
         cost = _paid(summary, dollars(row["usd"]), _price(row.get("usd_per_centinat")))
-        rows.append((row["name"], count(row["step"]), loss, hours(row["hours"]), *cost))
+        rows.append((row["name"], count(row["step"]), expected, hours(row["hours"]), *cost))
     head = ("future", "to step", "loss (80%)", "time", *_paid(summary, "cost", "cost of 0.01 nats"))
     return table(head, rows, "Futures") if rows else Markup("")
 
@@ -212,7 +209,7 @@ def _temperature(value: float | None) -> str:
 
 def _speed(summary: dict) -> Markup:
     def by_step(column: str, label: str, **more: typing.Any) -> Markup:
-        return chart.lines([_curve(summary, "step", column, "")], label, **_BY_STEP, **more)
+        return chart.lines([Curve("", columns(summary, "step", column))], label, **_BY_STEP, **more)
 
     marks = _resumes(summary)
     return chart.grid(
@@ -268,7 +265,6 @@ def _starts(summary: dict) -> Markup:
     return table(head, rows, "Starts") if rows else Markup("")
 
 
-_SURE = 0.8  # the severity in `GROUPS` from which a pattern is junk in any text
 _MUCH = 0.5  # of a text's 4-grams repeat earlier ones: it says little else
 _CANT = "Fine-tuning can't remove this: look at the pretraining data (jaxlm audit, jaxlm trace)."
 
@@ -386,8 +382,7 @@ def _lines(texts: Texts) -> list[dict]:
 
 def _labels(text: str) -> list[str]:
     """The labels of the known junk in a text, sorted."""
-    sure = [group for group in GROUPS.values() if group.severity >= _SURE]
-    labels = {group.label_of(match) for group in sure for match in group.matches(text)}
+    labels = {group.label_of(match) for group in SURE for match in group.matches(text)}
     return sorted(labels | ({"U+FFFD"} if "\ufffd" in text else set()))
 
 

@@ -4,8 +4,8 @@ import pathlib
 import typing
 from collections.abc import Mapping, Sequence
 
-from jaxlm.host.console import count, dollars, duration, human
-from jaxlm.report import benchmarks, chart, markup
+from jaxlm.host.console import count, dollars, duration, human, loss
+from jaxlm.report import benchmarks, chart, markup, run_page
 from jaxlm.report.chart import Curve
 from jaxlm.report.markup import Markup, table, tag
 
@@ -33,11 +33,11 @@ def _outcomes(summaries: Mapping[str, Mapping], texts: Mapping[str, Sequence[str
     rows, priced = [], any(summary["run"]["cost_usd"] for summary in summaries.values())
     for name, summary in summaries.items():
         run = summary["run"]
-        held_out = [_loss(run.get("held_out")) if name in runs else "" for runs in texts.values()]
+        held_out = [loss(run.get("held_out")) if name in runs else "" for runs in texts.values()]
         paid = [dollars(run["cost_usd"])] * priced
         done = f"{count(run['step'])} of {count(run['steps'])}"
         rows.append(
-            (name, done, human(run["tokens"]), _loss(run.get("loss")), *held_out, duration(run["wall_s"]), *paid)
+            (name, done, human(run["tokens"]), loss(run.get("loss")), *held_out, duration(run["wall_s"]), *paid)
         )
     head = ("run", "steps", "tokens", "training loss", *texts, "time", *["dollars"] * priced)
     outcomes = table(head, rows, "What came of each run")
@@ -67,10 +67,6 @@ def _benchmarks(summaries: Mapping[str, Mapping]) -> Markup:
     return table(("", *summaries), rows, "Last scores (two standard errors)") if rows else Markup("")
 
 
-def _loss(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"
-
-
 def _curves(summaries: Mapping[str, Mapping], texts: Mapping[str, Sequence[str]]) -> Markup:
     def over(
         label: str, along: str, points_of: typing.Callable[[Mapping], Sequence], runs: Sequence[str], **more
@@ -83,11 +79,7 @@ def _curves(summaries: Mapping[str, Mapping], texts: Mapping[str, Sequence[str]]
         return chart.lines(drawn, label, along=along, shown=lambda value: f"{value:.4g}", **more)
 
     def column(x: str, y: str) -> typing.Callable[[Mapping], Sequence]:
-        def points(summary: Mapping) -> Sequence:
-            pairs = zip(summary["curves"][x], summary["curves"][y], strict=True)
-            return [(a, b) for a, b in pairs if a is not None and b is not None]
-
-        return points
+        return lambda summary: run_page.columns(summary, x, y)
 
     runs, nats = list(summaries), {"unit": "nats a token"}
     charts = [

@@ -265,9 +265,7 @@ def instructions(xspace: bytes) -> Programs:
 
 def _module(module: Message) -> Programs:
     name, programs = _text(module, 1), {}
-    computations = {}
-    for computation in map(_fields, module[3]):
-        computations[computation[5][0]] = [_instruction(_fields(proto)) for proto in computation[2]]
+    computations = {c[5][0]: [_instruction(_fields(proto)) for proto in c[2]] for c in map(_fields, module[3])}
     for body in computations.values():
         for op, instruction, called in body:
             if instruction.opcode == "fusion":

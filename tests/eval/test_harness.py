@@ -31,14 +31,14 @@ def test_texts_end_at_stop_strings_and_long_prompts_are_cut(scorer, capsys):
     long = document(tokenizer, " ".join(tiny_eval.WORDS * 9))
     prompts = [document(tokenizer, "the cat"), document(tokenizer, "two small dogs ran over"), long, long[-104:]]
     assert len(long) > 128
-    whole = completions.complete(scorer, prompts, [], asked, 0, "writing")
+    whole = completions.complete(scorer, prompts, [], asked, "writing")
     assert whole[2] == whole[3]
     assert "writing: 1 of 4 prompts leave no room for 24 new tokens in the model's context of 128: cut on the left" in (
         capsys.readouterr().err
     )
     stop = whole[0][5:9]
     assert len(tokenizer.encode(stop)) > 1
-    assert completions.complete(scorer, prompts, [stop, ""], asked, 0, "writing") == [
+    assert completions.complete(scorer, prompts, [stop, ""], asked, "writing") == [
         text.partition(stop)[0] for text in whole
     ]
 

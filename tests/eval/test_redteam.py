@@ -179,7 +179,7 @@ def test_what_stands_in_the_training_data_is_found(scorer, monkeypatch):
     entries = redteam.read().by_category["privacy"]
     prompt = entries[results.spread(len(entries), 1)[0]]["prompt"]
     given = [document(scorer.tokenizer, prompt)]
-    (ids,) = completions.continue_ids(scorer, given, (), drawn, 0, "writing")
+    (ids,) = completions.continue_ids(scorer, given, (), drawn, "writing")
     assert len(ids) == 24
     ask = harness.Benchmarks(["redteam:privacy"], settings())
     for planted, share, run in ((ids[4:], 20 / 24, 20), (ids[::-1], 0.0, 0), (ids[:12], 0.0, 12)):

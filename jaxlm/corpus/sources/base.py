@@ -73,9 +73,8 @@ class SourceStats:
     bytes: int = 0
     skipped: Counter[str] = dataclasses.field(default_factory=Counter)  # reason -> records
     repaired: Counter[str] = dataclasses.field(default_factory=Counter)  # kept in a changed form
-    lost: Counter[str] = dataclasses.field(
-        default_factory=Counter
-    )  # template of a wiki -> how often its words were left out
+    # Template of a wiki -> how often its words were left out.
+    lost: Counter[str] = dataclasses.field(default_factory=Counter)
     examples: list[str] = dataclasses.field(default_factory=list)  # the first of each reason, as `ID: REASON`
     no_field: str = ""  # lists the fields of a file's records without a field `text_key`
 

@@ -161,11 +161,10 @@ def find(path: str, exclude: tuple[str, ...] = (), others: collections.Counter[s
 
 
 def _enter(fs: fsspec.AbstractFileSystem, above: _Folder, prefix: str, names: dict[str, dict]) -> _Folder:
-    ignores, urls = above.ignores, []
+    ignores = above.ignores
     if ".gitignore" in names:
         lines = fs.cat_file(names[".gitignore"]["name"]).decode("utf-8", "replace").splitlines()
         ignores = ((prefix, pathspec.GitIgnoreSpec.from_lines(lines)), *ignores)
-    for name in sorted(names):
-        if _LICENCE_NAME.fullmatch(name) and not registry.language_of(name):
-            urls.append(files.url_of(fs, names[name]["name"]))
-    return _Folder(ignores, tuple(urls) or above.licence_files)
+    licences = [n for n in sorted(names) if _LICENCE_NAME.fullmatch(n) and not registry.language_of(n)]
+    urls = tuple(files.url_of(fs, names[name]["name"]) for name in licences)
+    return _Folder(ignores, urls or above.licence_files)

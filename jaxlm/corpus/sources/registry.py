@@ -85,24 +85,19 @@ svelte: svelte | swift: swift | systemverilog: sv svh | tcl: tcl | tex: tex sty 
 vala: vala vapi | vhdl: vhd vhdl | vim script: vim | visual basic .net: vb | vue: vue | webassembly: wat wast
 zig: zig
 """
-_LANGUAGE_NAMES = {
-    "makefile": "makefile",
-    "gnumakefile": "makefile",
-    "cmakelists.txt": "cmake",
-    "dockerfile": "dockerfile",
-    "containerfile": "dockerfile",
-    "gemfile": "ruby",
-    "rakefile": "ruby",
-    "build.bazel": "starlark",
-    "workspace.bazel": "starlark",
-    "jenkinsfile": "groovy",
-    "meson.build": "meson",
-}
-_BY_SUFFIX = {
-    suffix: entry.partition(":")[0].strip()
-    for entry in _SUFFIXES.replace("\n", "|").split("|")
-    for suffix in entry.partition(":")[2].split()
-}
+# Language: names of files without such a suffix.
+_NAMES = """
+makefile: makefile gnumakefile | cmake: cmakelists.txt | dockerfile: dockerfile containerfile | ruby: gemfile rakefile
+starlark: build.bazel workspace.bazel | groovy: jenkinsfile | meson: meson.build
+"""
+
+
+def _languages(table: str) -> dict[str, str]:
+    entries = [entry.partition(":") for entry in table.replace("\n", "|").split("|")]
+    return {word: language.strip() for language, _, words in entries for word in words.split()}
+
+
+_BY_SUFFIX, _BY_NAME = _languages(_SUFFIXES), _languages(_NAMES)
 
 
 def language_of(path: str) -> str:
@@ -112,4 +107,4 @@ def language_of(path: str) -> str:
 
 @functools.lru_cache(1 << 12)
 def _language_of_name(name: str) -> str:
-    return _LANGUAGE_NAMES.get(name) or _BY_SUFFIX.get(name.rpartition(".")[2] if "." in name else "", "")
+    return _BY_NAME.get(name) or _BY_SUFFIX.get(name.rpartition(".")[2] if "." in name else "", "")

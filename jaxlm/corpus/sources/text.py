@@ -34,10 +34,8 @@ def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]
     else:
         pieces = [(part.name, b"".join(line for _, line in held))]
     for doc_id, raw in pieces:
-        text, metadata = (
-            base.to_text(raw, doc_id, stats),
-            {"format": "markdown" if part.format == "markdown" else "text", "path": part.name},
-        )
+        text = base.to_text(raw, doc_id, stats)
+        metadata = {"format": "markdown" if part.format == "markdown" else "text", "path": part.name}
         if part.format == "markdown" and doc_id in (part.name, f"{part.name}@0"):
             text, front = _front_matter(text)
             metadata |= front

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from jaxlm.config import ConfigError
+from jaxlm.config.config_files import first_line
 from jaxlm.corpus.sources import base
 from jaxlm.corpus.sources.base import Part, SourceSpec, SourceStats
 from jaxlm.corpus.stage import Document
@@ -55,10 +56,8 @@ def _open(spec: SourceSpec) -> tuple[Sequence[Mapping[str, object]], int, int]:
     try:
         builder = tfds.builder(name, data_dir=spec.tfds_dir or None, try_gcs=False)
     except Exception as e:
-        reason = str(e).strip().splitlines()[0]
-        raise ConfigError(
-            f"source '{source}': TFDS finds no such dataset in {spec.tfds_dir or 'its data_dir'} ({reason})"
-        ) from None
+        where = spec.tfds_dir or "its data_dir"
+        raise ConfigError(f"source '{source}': TFDS finds no such dataset in {where} ({first_line(e)})") from None
     if split.split("[")[0] not in builder.info.splits:
         have = (
             ", ".join(builder.info.splits)
@@ -72,9 +71,8 @@ def _open(spec: SourceSpec) -> tuple[Sequence[Mapping[str, object]], int, int]:
     try:
         records = builder.as_data_source(split=split)
     except Exception as e:
-        reason = str(e).strip().splitlines()[0]
         raise ConfigError(
-            f"source '{source}' cannot be read at random ({reason}); prepare it with file_format='array_record'"
+            f"source '{source}' cannot be read at random ({first_line(e)}); prepare it with file_format='array_record'"
         ) from None
     about = builder.info.splits[split.split("[")[0]]
     return records, about.num_bytes, about.num_examples

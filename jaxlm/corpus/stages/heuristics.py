@@ -20,9 +20,6 @@ class _Prose(Stage):
     def apply(self, document: Document, edits: Edits) -> Remove | None:
         return None if document.metadata.get("format") == "code" else self._apply(document, edits)
 
-    def _apply(self, document: Document, edits: Edits) -> Remove | None:
-        raise NotImplementedError
-
 
 class GopherQuality(_Prose):
     """Removes documents whose number and length of words, marks, bullets or stop words lie outside the limits of prose."""

@@ -3,7 +3,6 @@
 import difflib
 import pathlib
 import re
-from collections.abc import Iterator
 
 from jaxlm.config import ConfigError
 from jaxlm.corpus.stage import Document, Edits, Remove, Settings, Stage
@@ -21,7 +20,7 @@ class Junk(Stage):
             raise ConfigError(f"prepare.stages.junk.level={settings.level!r}: choose one of {', '.join(_LEVELS)}")
         if settings.min_hits < 1:
             raise ConfigError(f"prepare.stages.junk.min_hits={settings.min_hits}: it must be at least 1")
-        self._own = {pattern: _compile(pattern) for pattern in settings.patterns if pattern not in GROUPS}
+        self._find = {p: GROUPS[p].matches if p in GROUPS else _compile(p).finditer for p in settings.patterns}
 
     @classmethod
     def build(cls, settings: Settings, folder: pathlib.Path) -> None:
@@ -32,7 +31,7 @@ class Junk(Stage):
         for name in self.settings.patterns:
             if name in GROUPS and is_code:  # a program may name any token; the user's own patterns hold everywhere
                 continue
-            matches = list(self._matches(name, document.text))
+            matches = list(self._find[name](document.text))
             if name in GROUPS and matches and self.settings.level == "line":
                 shown = Shown(document.text)
                 matches = [match for match in matches if not shown.at(*match.span())]
@@ -47,9 +46,6 @@ class Junk(Stage):
                 return Remove(name, detail)
             edits[name] += n
         return None
-
-    def _matches(self, name: str, text: str) -> Iterator[re.Match[str]]:
-        return self._own[name].finditer(text) if name in self._own else GROUPS[name].matches(text)
 
 
 def _compile(pattern: str) -> re.Pattern[str]:

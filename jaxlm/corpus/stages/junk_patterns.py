@@ -279,3 +279,4 @@ GROUPS = {
         label="log line",
     ),
 }
+SURE = tuple(group for group in GROUPS.values() if group.severity >= _SURE)  # what they match is junk in any text

@@ -182,14 +182,15 @@ def _is_public(address: str) -> bool:
     return ip.is_global and not ip.is_multicast and not address.endswith(".0")  # .0 is a network
 
 
+_LOG_FOLLOWS = re.compile(r":\d\d|/\d| - \S+ \[")
+
+
 def _is_version(text: str, match: re.Match) -> bool:
     """Returns True if a dotted quad numbers a version or a section."""
     before = _before(text, match.start())
     if re.search(r"(?i)\bsections?\s\S*/?\Z", before) or _LABEL_UPGRADE.search(_before(text, match.start(), _SENTENCE)):
         return True
-    if _LABEL_ADDRESS.search(before) or re.match(
-        r":\d\d|/\d| - \S+ \[", text[match.end() : match.end() + 60]
-    ):  # or a log
+    if _LABEL_ADDRESS.search(before) or _LOG_FOLLOWS.match(text, match.end(), match.end() + 60):
         return False
     if _LABEL_VERSION.search(before) or re.search(r"\w/\Z|[=<>~^]=?\s?\Z", before):  # Opera/9.80.1.2, pkg>=1.2.3.4
         return True

@@ -91,7 +91,7 @@ TEMPLATE = (
 
 
 def speaks(tokenizer: Coder) -> bool:
-    return all(_id(tokenizer, token) is not None for token in CHAT_TOKENS)
+    return all(tokenizer.find(token) is not None for token in CHAT_TOKENS)
 
 
 def grown(tokenizer: Coder, asked: str = "") -> Coder:
@@ -221,7 +221,7 @@ class Writer:
         self._named["strftime_now"] = lambda form: (moment or datetime.datetime.now()).strftime(form)
         self._tokenizer, source = tokenizer, template(tokenizer)
         ends = filter(None, (END, self._named["eos_token"]))  # in some tokenizers these are no control tokens
-        self._controls = tuple({*tokenizer.controls, *(piece for piece in ends if _id(tokenizer, piece) is not None)})
+        self._controls = tuple({*tokenizer.controls, *(piece for piece in ends if tokenizer.find(piece) is not None)})
         self._firsts = {piece[0] for piece in self._controls}
         self._plain, self._marking = _compiled(source), _compiled(source, mark=True) if _MARKS.search(source) else None
 
@@ -483,20 +483,13 @@ def told_ends(tokenizer: Coder) -> str:
 def answer_end(tokenizer: Coder) -> int | None:
     """Returns the id of the control token that the template writes after an answer; None if there is no such token."""
     try:
-        return _id(tokenizer, Writer(tokenizer).probed.end)
+        return tokenizer.find(Writer(tokenizer).probed.end)
     except ConfigError:
         return None
 
 
 def end_id(tokenizer: Coder) -> int | None:
-    return _id(tokenizer, END)
-
-
-def _id(tokenizer: Coder, token: str) -> int | None:
-    try:
-        return tokenizer.id_of(token)
-    except ConfigError:
-        return None
+    return tokenizer.find(END)
 
 
 def settings(tokenizer: Coder) -> dict[str, typing.Any]:

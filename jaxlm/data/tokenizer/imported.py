@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from jaxlm.config import ConfigError, pip_install
-from jaxlm.data.tokenizer.ours import GUARD, Tokenizer, controls_of, encode_marked
+from jaxlm.data.tokenizer.ours import GUARD, RawBytes, Tokenizer, controls_of, encode_marked
 from jaxlm.host.files import json_of
 
 JSON, MODEL, IDS = "tokenizer.json", "tokenizer.model", "tokenizer_ids.json"
@@ -29,7 +29,14 @@ _BYTE = re.compile("<0x([0-9A-F]{2})>")
 _MISSING = f"this model has a tokenizer.json, which needs the library tokenizers: {pip_install('hf')}"
 
 
-class HfTokenizer:
+class _Imported:
+    def decode(self, ids: Iterable[int], follows: bool = False) -> str:
+        """Ids beyond the vocabulary, which a longer embedding may give, become nothing."""
+        raw = b"".join([self._raw_bytes[int(i)] for i in ids if int(i) < self.vocab_size])
+        return (raw if follows else raw.removeprefix(self._prefix)).decode("utf-8", "replace")
+
+
+class HfTokenizer(_Imported, RawBytes):
     """A tokenizer.json, with the interface of `Tokenizer`."""
 
     def __init__(self, files: Mapping[str, bytes]):
@@ -106,28 +113,20 @@ class HfTokenizer:
         coded = self._tokenizer.encode_batch_fast([_sound(text) for text in texts], add_special_tokens=False)
         return [np.asarray(one.ids, np.int32) for one in coded]
 
-    def decode(self, ids: Iterable[int], follows: bool = False) -> str:
-        """Ids beyond the vocabulary, which a longer embedding may give, become nothing."""
-        raw = b"".join([self._raw_bytes[int(i)] for i in ids if int(i) < self.vocab_size])
-        return (raw if follows else raw.removeprefix(self._prefix)).decode("utf-8", "replace")
-
-    def token_bytes(self) -> np.ndarray:
-        return np.asarray([len(raw) for raw in self._raw_bytes], np.int32)
-
-    def piece_bytes(self) -> list[bytes]:
-        return list(self._raw_bytes)
-
     def byte_ids(self) -> np.ndarray:
         return np.asarray(sorted(_single_bytes(json_of(self.files[JSON]))), np.int32)
 
+    def find(self, piece: str) -> int | None:
+        return self._tokenizer.token_to_id(piece)
+
     def id_of(self, piece: str) -> int:
-        number = self._tokenizer.token_to_id(piece)
+        number = self.find(piece)
         if number is None:
             raise ConfigError(f"the tokenizer has no token {piece}")
         return number
 
 
-class HfSentencePiece(Tokenizer):
+class HfSentencePiece(_Imported, Tokenizer):
     """An imported tokenizer.model, as SentencePiece itself reads it."""
 
     def __init__(self, files: Mapping[str, bytes]):
@@ -147,10 +146,6 @@ class HfSentencePiece(Tokenizer):
             return iter([_sound(text)] if text else [])
         return super()._split(text)
 
-    def decode(self, ids: Iterable[int], follows: bool = False) -> str:
-        raw = b"".join([self._raw_bytes[int(i)] for i in ids if int(i) < self.vocab_size])
-        return (raw if follows else raw.removeprefix(self._prefix)).decode("utf-8", "replace")
-
 
 def ids_file(folder: pathlib.Path, files: Mapping[str, bytes]) -> bytes:
     """Returns the content of `IDS` for a model's folder; `ends` are all ids that the folder calls EOS.
@@ -165,7 +160,7 @@ def ids_file(folder: pathlib.Path, files: Mapping[str, bytes]) -> bytes:
             said = settings_of({name: (folder / name).read_bytes()}, name)
             beside |= said
             ends += said["eos_token_id"] if isinstance(said.get("eos_token_id"), list) else [said.get("eos_token_id")]
-    id_of = _lookup(files)
+    id_of = _open(files[JSON])[0].token_to_id if JSON in files else Tokenizer(files[MODEL]).find
 
     def find(kind: str) -> int | None:
         token = named.get(f"{kind}_token")
@@ -184,21 +179,6 @@ def ids_file(folder: pathlib.Path, files: Mapping[str, bytes]) -> bytes:
         opening = [bos] if bos is not None and (settings.get("add_bos_token") or not said) else []
     ends = [i for i in dict.fromkeys([eos, *ends]) if type(i) is int]
     return json_line({"eos_id": eos, "bos_id": bos, "opening": opening, "ends": ends})
-
-
-def _lookup(files: Mapping[str, bytes]) -> typing.Callable[[str], int | None]:
-    """Returns a function from a token to its id."""
-    if JSON in files:
-        return _open(files[JSON])[0].token_to_id
-    model = Tokenizer(files[MODEL])
-
-    def find(token: str) -> int | None:
-        try:
-            return model.id_of(token)
-        except ConfigError:
-            return None
-
-    return find
 
 
 def _put_in_front(content: bytes) -> list[int]:

@@ -30,7 +30,17 @@ GUARD = "\ufdd0"  # no character: inside the spelling of a control token, it mar
 _CACHE_CHARS = 1 << 24  # with 40 for the rest of each entry: about 100 MB
 
 
-class Tokenizer:
+class RawBytes:
+    """Tells the raw bytes of each id, which are in `_raw_bytes`."""
+
+    def token_bytes(self) -> np.ndarray:
+        return np.asarray([len(raw) for raw in self._raw_bytes], np.int32)
+
+    def piece_bytes(self) -> list[bytes]:
+        return list(self._raw_bytes)
+
+
+class Tokenizer(RawBytes):
     """A SentencePiece model, and the interface of all tokenizers. Equal `sha256`: equal ids for every text.
 
     `opening` are the ids in front of a text, `separator_id` begins each document in shards, `files` are what
@@ -200,18 +210,17 @@ class Tokenizer:
                 table.append(piece.replace(_SPACE, " ").encode())
         return table
 
-    def token_bytes(self) -> np.ndarray:
-        return np.asarray([len(raw) for raw in self._raw_bytes], np.int32)
-
-    def piece_bytes(self) -> list[bytes]:
-        return list(self._raw_bytes)
-
     def byte_ids(self) -> np.ndarray:
         return np.asarray([i for i in range(self.vocab_size) if self._sp.is_byte(i)], np.int32)
 
-    def id_of(self, piece: str) -> int:
+    def find(self, piece: str) -> int | None:
+        """Returns the id of a piece; None if there is no such piece."""
         i = self._sp.piece_to_id(piece)
-        if self._sp.id_to_piece(i) != piece:
+        return i if self._sp.id_to_piece(i) == piece else None
+
+    def id_of(self, piece: str) -> int:
+        i = self.find(piece)
+        if i is None:
             raise ConfigError(f"the tokenizer has no token {piece}; train it with the chat tokens")
         return i
 

@@ -1,6 +1,7 @@
 """The page on which people vote, by NiceGUI. Before a vote it holds only the prompt and the two answers."""
 
 import importlib.util
+import pathlib
 import socket
 import time
 
@@ -9,6 +10,7 @@ from jaxlm.host.console import say
 from jaxlm.serve.arena.store import BOTH_BAD, BOTH_GOOD, LEFT, RIGHT, SKIP, Store
 
 _TITLE = "Arena"
+_STYLE = pathlib.Path(__file__).with_suffix(".css")
 _AGAIN_S = 0.6  # a click this soon after a ballot appeared is the second half of a double click: nobody reads so fast
 _LONGEST_NAME = 40
 _CHOICES = (  # label, choice, keys
@@ -19,37 +21,6 @@ _CHOICES = (  # label, choice, keys
     ("Right →", RIGHT, ("ArrowRight",)),
 )
 _NEXT_KEYS = ("Enter", " ", "n")
-_CSS = """
-:root { color-scheme: light dark; --back: #fff; --soft: #f4f5f7; --line: #d9dce1; --ink: #1b1e23; --dim: #5b626d;
-  --act: #2b6cb0; --on-act: #fff; }
-@media (prefers-color-scheme: dark) { :root { --back: #15171b; --soft: #1e2127; --line: #353a43; --ink: #e6e8ec;
-  --dim: #a0a7b3; --act: #5a9bdc; --on-act: #10141a; } }
-body, body.body--dark, body.body--light { background: var(--back); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
-.nicegui-content { display: block; max-width: 72rem; margin: 0 auto; padding: 1rem 1rem 9rem; }
-.top { display: flex; justify-content: space-between; gap: 1rem; color: var(--dim); font-size: .9rem; }
-.said { white-space: pre-wrap; overflow-wrap: anywhere; unicode-bidi: isolate; }
-.prompt { background: var(--soft); border-left: 3px solid var(--act); border-radius: .3rem; padding: .6rem .8rem;
-  margin: .8rem 0; max-height: 16rem; overflow-y: auto; }
-.sides { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem; }
-.side { border: 1px solid var(--line); border-radius: .5rem; padding: .6rem .8rem; min-width: 0; }
-.side h2 { font-size: .9rem; line-height: 1.4; font-weight: 600; color: var(--dim); margin: 0 0 .3rem;
-  overflow-wrap: anywhere; }
-.side.won { border-color: var(--act); box-shadow: 0 0 0 1px var(--act); }
-.bar { position: fixed; left: 0; right: 0; bottom: 0; background: var(--back);
-  border-top: 1px solid var(--line); padding: .6rem; }
-.buttons { display: flex; gap: .5rem; max-width: 72rem; margin: 0 auto; justify-content: center; flex-wrap: wrap; }
-.bar button, .ask button { font: inherit; padding: .5rem 1rem; border-radius: .4rem; border: 1px solid var(--line);
-  background: var(--soft); color: var(--ink); cursor: pointer; min-height: 2.75rem; }
-.bar button:focus-visible, .ask button:focus-visible { outline: 2px solid var(--act); outline-offset: 2px; }
-.bar .main, .ask .main { background: var(--act); color: var(--on-act); border-color: var(--act); }
-.keys { color: var(--dim); font-size: .8rem; text-align: center; }
-.ask { max-width: 26rem; margin: 3rem auto; } .ask .q-field { margin: .8rem 0; }
-h1 { font-size: 1.5rem; line-height: 1.3; margin: .5rem 0; }
-@media (max-width: 40rem) { .sides { grid-template-columns: 1fr; } .keys { display: none; }
-  .prompt { max-height: 9rem; } .buttons { display: grid; grid-template-columns: repeat(6, 1fr); }
-  .bar button { padding: .4rem .2rem; grid-column: span 2; } .bar .main { grid-column: span 3; order: -1; }
-  .bar .alone { grid-column: span 6; } }
-"""
 
 
 def check() -> None:
@@ -67,7 +38,7 @@ def serve(store: Store, listening: socket.socket, reveal: bool) -> None:
 
     @ui.page("/")
     def page() -> None:
-        ui.add_css(_CSS)
+        ui.add_css(_STYLE)
         _Page(store, app.storage.browser["id"], reveal).show()
 
     site = fastapi.FastAPI(openapi_url=None)

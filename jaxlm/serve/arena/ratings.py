@@ -263,13 +263,10 @@ def words(results: Results) -> list[str]:
         lines.append("no battle was judged by two raters, so nothing is known of their agreement")
     for bias in results.biases:
         name = {"side": "the left side", "length": "the longer answer"}[bias.kind]
-        says, p = f"{name} won {bias.share:.0%} of {bias.votes:,} decided votes", f"(p {_p(bias.p)})"
+        says = f"{name} won {bias.share:.0%} of {bias.votes:,} decided votes"
+        p = "(p < .001)" if bias.p < 0.001 else f"(p = {bias.p:.2g})"
         unexplained = f", which the models' strengths don't explain {p}: beware of a bias"
         lines.append(says + (unexplained if bias.found else f": no sign that this decided votes {p}"))
     if not results.biases:
         lines.append(f"under {_FEW} decided votes: too few to look for a bias of length or side")
     return lines
-
-
-def _p(value: float) -> str:
-    return "< .001" if value < 0.001 else f"= {value:.2g}"

@@ -27,6 +27,7 @@ from jaxlm.data.tokenizer.ids import conversation
 from jaxlm.devices import sharding
 from jaxlm.host import console, sandbox_child
 from jaxlm.host.console import Say
+from jaxlm.models.decode.engine import power_of_two
 from jaxlm.plan import settle
 from jaxlm.step.objectives import reward
 from jaxlm.step.step import cast
@@ -217,7 +218,7 @@ class Scorer:
     def __call__(self, chats: Sequence[Chat]) -> np.ndarray:
         """Returns the score of each chat, whose last message is the answer, float32[N]."""
         texts, scores = [self._ids(messages) for messages in chats], []
-        length = _power_of_two(max(map(len, texts)))
+        length = max(16, power_of_two(max(map(len, texts))))
         for first in range(0, len(texts), _ROWS):
             part = texts[first : first + _ROWS]
             # One text a row, with one more target after the text: else its last token would not be read.
@@ -225,12 +226,10 @@ class Scorer:
             packed = [pack_examples.pack([group], length, 1)[0] for group in groups]
             packed += packed[:1] * (_ROWS - len(packed))
             batch = {name: np.concatenate([row[name] for row in packed]) for name in packed[0]}
-            scores_BxS = self._score(self._variables, self._placed(batch))
+            batch = jax.device_put(batch, sharding.replicated(self._mesh))
+            scores_BxS = self._score(self._variables, batch)
             scores += np.asarray(scores_BxS)[: len(part), 0].tolist()
         return np.asarray(scores, np.float32)
-
-    def _placed(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-        return jax.device_put(batch, sharding.replicated(self._mesh))
 
     def _ids(self, messages: Chat) -> list[int]:
         """Returns the ids of a chat up to the token that ends its last message; a long chat loses its oldest tokens."""
@@ -238,10 +237,6 @@ class Scorer:
         ids = conversation(self._tokenizer, text[: spans[-1].behind] if spans else text)
         over = len(ids) - self._room
         return ids if over <= 0 else [ids[0], *ids[over + 1 :]]
-
-
-def _power_of_two(tokens: int) -> int:
-    return max(16, 1 << (tokens - 1).bit_length())
 
 
 class Baseline(typing.NamedTuple):
