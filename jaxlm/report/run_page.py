@@ -10,6 +10,7 @@ activities  NAME -> seconds, of run.clock
 phases      rows of the bill, as train.phases writes them
 futures     rows and advice (`plan.forecast.summary`)
 benchmarks  TASK -> [{step, metrics, stderr, chance, n, fewshot}, ...]
+junk        rows of `jaxlm junk`, the strongest string first
 before      the runs that this one came from, first to last: name, benchmarks, samples
 stages      rows, first to last, of the stages that led to the run, and of the run (`run.lineage.stages`)
 commands    rows of each command of a script: name, wall_s, cost_usd
@@ -43,6 +44,7 @@ def write(path: pathlib.Path, summary: dict[str, typing.Any]) -> None:
         ("Benchmarks", benchmarks.scores),
         ("Beside published models", benchmarks.beside),
         ("Red team", redteam.scores),
+        ("Junk", junk),
         ("Before and after", before_and_after),
         ("Samples", _samples),
         ("Optimizer and speed", _speed),
@@ -173,6 +175,14 @@ def _futures(summary: dict) -> Markup:
         rows.append((row["name"], count(row["step"]), loss, hours(row["hours"]), *cost))
     head = ("future", "to step", "loss (80%)", "time", *_paid(summary, "cost", "cost of 0.01 nats"))
     return table(head, rows, "Futures") if rows else Markup("")
+
+
+def junk(summary: dict) -> Markup:
+    """Returns the strings that `jaxlm junk` named, with the source and the documents that have them."""
+    rows = summary.get("junk") or ()
+    cells = [(tag("code", row["string"]), *map(markup.value, list(row.values())[1:])) for row in rows]
+    about = tag("p", "Written after different prompts; repeated over and over in a small source.", class_="dim")
+    return join([about, table([name.replace("_", " ") for name in rows[0]], cells, "Junk")]) if rows else Markup("")
 
 
 def _samples(summary: dict) -> Markup:
