@@ -9,12 +9,19 @@ SMALL, LARGE = "alpha bravo gamma delta epsilon zulu kappa sigma", "one two thre
 
 
 def make(path):
-    """Builds `path`: the source `small` (3 of 100) with the words five times in each tenth document, and `large`."""
+    """Builds `path`: the source `small` (3 of 100), with the words five times or more in each tenth document, and `large`.
+
+    `shared` is repeated in those documents and stands once in each tenth of the other source; `twofold` is repeated in two
+    documents.
+    """
     rng, texts = random.Random(0), {}
     for name, words in (("small", SMALL), ("large", LARGE)):
         texts[name] = [" ".join(rng.choices(words.split(), k=40)) for _ in range(60)]
     for number in range(0, 60, 10):
-        texts["small"][number] += f" {' '.join(PLANTED)}" * 5
+        texts["small"][number] += f" {' '.join(PLANTED)} shared" * (10 - number // 10)
+        texts["large"][number] += " shared"
+    for number in (1, 2):
+        texts["small"][number] += " twofold" * 5
 
     def read(source, stats):
         for i, text in enumerate(texts[source.name]):

@@ -29,23 +29,21 @@ def run(config: Config, args: argparse.Namespace) -> int:
     run = model.restore(config, args.checkpoint, peft.READERS)
     say(run.name)
     place = pathlib.Path(config.workdir, "junk", f"{run.step}.jsonl")
+    place.parent.mkdir(exist_ok=True)
     texts = from_first(lambda: junk.kept(place.parents[1], place))
     texts += _drawn(run, config, taught, config.seed + len(texts), max(0, -(-args.tokens // _NEW) - len(texts)))
     if jax.process_index() == 0:
-        place.parent.mkdir(exist_ok=True)
-        files.write_atomically(place, "".join(json.dumps(text) + "\n" for text in texts).encode())
         rows = junk.ranked(junk.texts_with(texts), taught)
-        files.write_atomically(place.with_suffix(".json"), json.dumps({"step": run.step, "strings": rows}).encode())
         print_table(rows, args.json)
+        files.write_atomically(place, "".join(json.dumps(text) + "\n" for text in texts).encode())
+        files.write_atomically(place.with_suffix(".json"), json.dumps({"step": run.step, "strings": rows}).encode())
         if not taught:
-            say(
-                f"no shards in {config.data.dir}: ranked by texts alone; --config.data.dir=DATA names what it was trained on"
-            )
-        elif rows:
+            say(f"no shards in {config.data.dir}: ranked by texts alone; --config.data.dir=DATA: what the model read")
+        elif not rows:
+            say("no string stands out")
+        else:
             read = config.workdir if config.program == "pretrain" else config.data.dir
             say(f"next: {shlex.join(['jaxlm', 'trace', read, '--string=' + rows[0]['string'], '--remove=list.jsonl'])}")
-        else:
-            say("no string stands out")
     return 0
 
 

@@ -99,9 +99,7 @@ def matches(
             tell(done := done + len(ids_N))
 
 
-def holders(
-    data: DataDir, strings: Iterable[str], tell: Callable[[int], object]
-) -> Iterator[tuple[str, str, collections.Counter[str]]]:
+def holders(data: DataDir, strings: Iterable[str], tell: Callable) -> Iterator[tuple[str, str, dict[str, int]]]:
     """Yields (source, id, string -> times) of the training documents that hold any of the strings, in one pass for all.
 
     `tell` gets the number of training tokens that were searched.
