@@ -10,7 +10,7 @@ activities  NAME -> seconds, of run.clock
 phases      rows of the bill, as train.phases writes them
 futures     rows and advice (`plan.forecast.summary`)
 benchmarks  TASK -> [{step, metrics, stderr, chance, n, fewshot}, ...]
-junk        rows of `jaxlm junk`, the strongest string first
+junk        step, strings: rows of `jaxlm junk`, the strongest first
 before      the runs that this one came from, first to last: name, benchmarks, samples
 stages      rows, first to last, of the stages that led to the run, and of the run (`run.lineage.stages`)
 commands    rows of each command of a script: name, wall_s, cost_usd
@@ -178,11 +178,14 @@ def _futures(summary: dict) -> Markup:
 
 
 def junk(summary: dict) -> Markup:
-    """Returns the strings that `jaxlm junk` named, with the source and the documents that have them."""
-    rows = summary.get("junk") or ()
-    cells = [(tag("code", row["string"]), *map(markup.value, list(row.values())[1:])) for row in rows]
-    about = tag("p", "Written after different prompts; repeated over and over in a small source.", class_="dim")
-    return join([about, table([name.replace("_", " ") for name in rows[0]], cells, "Junk")]) if rows else Markup("")
+    """Returns the strings that `jaxlm junk` named, or that it named none; empty if it was not run."""
+    if not (result := summary.get("junk")):
+        return Markup("")
+    strings = result["strings"]
+    about = "written after different prompts, and repeated over and over in a small source" if strings else "none"
+    rows = [(tag("code", row["string"]), *map(markup.value, list(row.values())[1:])) for row in strings]
+    shown = [table([name.replace("_", " ") for name in strings[0]], rows, "Junk")] if rows else []
+    return join([tag("p", f"Step {count(result['step'])}: {about}.", class_="dim"), *shown])
 
 
 def _samples(summary: dict) -> Markup:

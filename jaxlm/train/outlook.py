@@ -202,11 +202,11 @@ def _benchmarks(folder: pathlib.Path) -> dict[str, list[dict]]:
     return scores
 
 
-def _junk(folder: pathlib.Path) -> list[dict]:
-    """Returns the strings of the last `jaxlm junk`, the strongest first; [] without one."""
+def _junk(folder: pathlib.Path) -> dict[str, typing.Any]:
+    """Returns the last result of `jaxlm junk`, {} without one."""
     steps = [int(path.stem) for path in folder.glob("*.json") if is_step(path.stem)]
-    rows = json_there(folder / f"{max(steps, default=0)}.json").get("strings")
-    return [] if problem(rows, [{"string": TEXT, "texts": NUMBER}]) else rows
+    result = json_there(folder / f"{max(steps, default=0)}.json")
+    return {} if problem(result, {"step": NUMBER, "strings": [{"string": TEXT, "texts": NUMBER}]}) else result
 
 
 def _numbers(scores: object) -> dict[str, float]:

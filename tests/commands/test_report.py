@@ -92,16 +92,19 @@ def test_scores_stand_side_by_side(tmp_path):
 
 
 def test_what_junk_named_in_each_run_stands_on_one_page(tmp_path):
-    runs = [make_run(tmp_path / name, "x") for name in ("a", "b", "c")]
+    runs = [make_run(tmp_path / name, "x") for name in ("a", "b", "c", "d")]
     for run, step, word in (("a", 9, "old"), ("a", 40, "PersonX"), ("b", 40, "marbles")):
         (tmp_path / run / "junk").mkdir(exist_ok=True)
-        (tmp_path / run / f"junk/{step}.json").write_text(json.dumps({"strings": [{"string": word, "texts": 3}]}))
-    (tmp_path / "c/junk").mkdir()
-    (tmp_path / "c/junk/40.json").write_text('{"strings": [{"string": 3}]}')
+        (tmp_path / run / f"junk/{step}.json").write_text(
+            json.dumps({"step": step, "strings": [{"string": word, "texts": 3}]})
+        )
+    for run, strings in (("c", '[{"string": 3}]'), ("d", "[]")):
+        (tmp_path / run / "junk").mkdir()
+        (tmp_path / run / "junk/40.json").write_text(f'{{"step": 40, "strings": {strings}}}')
     assert cli.main(["report", *runs, f"--out={tmp_path / 'p.html'}"]) == 0
     junk = (tmp_path / "p.html").read_text().partition("<h2>Junk</h2>")[2].partition("</section>")[0]
-    assert [word in junk for word in ("PersonX", "marbles", "old", "<h3>a</h3>", "<h3>b</h3>", "<h3>c</h3>")] == [
-        True, True, False, True, True, False]  # fmt: skip
+    assert [word in junk for word in ("PersonX", "marbles", "old", "<h3>a</h3>", "<h3>b</h3>", "<h3>c</h3>", "<h3>d</h3>")] == [
+        True, True, False, True, True, False, True]  # fmt: skip
 
 
 def test_twelve_runs_take_less_than_a_megabyte(tmp_path):
