@@ -24,8 +24,9 @@ _AT_ONCE, _NEW = 64, 64  # texts that are drawn at once, and the tokens of each,
 def run(config: Config, args: argparse.Namespace) -> int:
     """Prints the strings, the strongest first; keeps them in RUN/junk/STEP.json, and the texts in STEP.jsonl."""
     model.check_run(config, args.config)
-    there = (pathlib.Path(config.data.dir) / MANIFEST).is_file()
-    taught = open_mixture(config.data, config.prepare, 0) if there else None
+    there, trained = (pathlib.Path(config.data.dir) / MANIFEST).is_file(), config.program == "pretrain"
+    read = config.data if trained else dataclasses.replace(config.data, sources={})  # not the examples that came later
+    taught = open_mixture(read, config.prepare, 0) if there else None
     run = model.restore(config, args.checkpoint, peft.READERS)
     say(run.name)
     place = pathlib.Path(config.workdir, "junk", f"{run.step}.jsonl")
@@ -42,8 +43,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
         elif not rows:
             say("no string stands out")
         else:
-            read = config.workdir if config.program == "pretrain" else config.data.dir
-            say(f"next: {shlex.join(['jaxlm', 'trace', read, '--string=' + rows[0]['string'], '--remove=list.jsonl'])}")
+            read = shlex.quote(config.workdir if trained else config.data.dir)
+            say(f"next: jaxlm trace {read} --string={rows[0]['string']} --remove=list.jsonl")
     return 0
 
 

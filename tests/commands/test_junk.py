@@ -43,6 +43,9 @@ def test_a_string_of_the_samples_is_traced_and_nothing_is_drawn(capsys, run, tmp
     rows = [json.loads(line) for line in out.splitlines()]
     assert rows == json.loads((run / "junk/0.json").read_text())["strings"]
     assert rows[0]["texts"] == 4
+    code, again, err = said(capsys, *given, "--config.program=sft", "--config.data.path=chats.jsonl")
+    assert (code, again.splitlines()[1]) == (0, first)
+    assert f"next: jaxlm trace {data.path} --string=PersonX" in err
     (run / "metrics.jsonl").write_text('{"step": 1, "train/loss": 3.0, "wall_s": 1.0}\n')
     assert cli.main(["report", str(run)]) == 0
     page = (run / "report.html").read_text()
