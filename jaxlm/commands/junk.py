@@ -41,7 +41,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         if not taught:
             say(f"no shards in {config.data.dir}: ranked by texts alone; --config.data.dir=DATA: what the model read")
         elif not rows:
-            say("no string stands out")
+            say("no string stands out in a source of under a tenth of the text")
         else:
             read = shlex.quote(config.workdir if trained else config.data.dir)
             say(f"next: jaxlm trace {read} --string={rows[0]['string']} --remove=list.jsonl")
