@@ -275,6 +275,7 @@ VERBS = {
         "strings that a model writes unasked, and what taught it them",
         {"--tokens": _number("of its texts; drawn if it has fewer (default: 200000)", 200_000), **_CHECKPOINT, **_JSON},
         reads_run=True,
+        resumes="goes on with the texts that it has drawn",
     ),
     "report": Verb(
         "report",

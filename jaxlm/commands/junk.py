@@ -6,6 +6,7 @@ import json
 import pathlib
 import shlex
 import time
+from collections.abc import Iterator
 
 import jax
 
@@ -32,11 +33,12 @@ def run(config: Config, args: argparse.Namespace) -> int:
     place = pathlib.Path(config.workdir, "junk", f"{run.step}.jsonl")
     place.parent.mkdir(exist_ok=True)
     texts = from_first(lambda: junk.kept(place.parents[1], place))
-    texts += _drawn(run, config, taught, config.seed + len(texts), max(0, -(-args.tokens // _NEW) - len(texts)))
+    for batch in _drawn(run, config, taught, config.seed + len(texts), max(0, -(-args.tokens // _NEW) - len(texts))):
+        texts.extend(batch)
+        from_first(lambda: files.write_atomically(place, "".join(json.dumps(t) + "\n" for t in texts).encode()))
     if jax.process_index() == 0:
         rows = junk.ranked(junk.texts_with(texts), taught)
         print_table(rows, args.json)
-        files.write_atomically(place, "".join(json.dumps(text) + "\n" for text in texts).encode())
         files.write_atomically(place.with_suffix(".json"), json.dumps({"step": run.step, "strings": rows}).encode())
         if not taught:
             say(f"no shards in {config.data.dir}: ranked by texts alone; --config.data.dir=DATA: what the model read")
@@ -48,19 +50,18 @@ def run(config: Config, args: argparse.Namespace) -> int:
     return 0
 
 
-def _drawn(run: model.Restored, config: Config, taught: junk.Taught | None, seed: int, count: int) -> list[dict]:
-    """Returns new texts, each after the beginning of a held-out document; says first how long they take."""
+def _drawn(run: model.Restored, config: Config, taught: junk.Taught | None, seed: int, count: int) -> Iterator[list]:
+    """Yields batches of new texts, each after the beginning of a held-out document; says first how long they take."""
     settings = dataclasses.replace(config.sample, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=_NEW)
     prompts = [*junk.prompts(taught, count, seed)] if taught else []
     prompts += ["" if run.tokenizer.opening else "\n"] * (count - len(prompts))
-    given, texts = (run.model, run.variables, run.tokenizer), []
     with working("drawing texts", count, "texts") as tell, jax.set_mesh(run.mesh):
         for start in range(0, count, _AT_ONCE):
             began, part = time.monotonic(), prompts[start : start + _AT_ONCE]
-            texts += samples.continue_prompts(*given, part, settings, seed + start)
+            new = samples.continue_prompts(run.model, run.variables, run.tokenizer, part, settings, seed + start)
             if start == _AT_ONCE:  # the first ones compiled
                 left = (time.monotonic() - began) * (count / _AT_ONCE - 2)
                 cost = f", {dollars(left / 3600 * config.hardware.usd_per_hour)}" * (config.hardware.usd_per_hour > 0)
                 say(f"{count:,} texts to draw: about {duration(left)}{cost}")
-            tell(len(texts))
-    return [{"prompt": prompt, "text": text} for prompt, text in zip(prompts, texts, strict=True)]
+            tell(start + len(part))
+            yield [{"prompt": prompt, "text": text} for prompt, text in zip(part, new, strict=True)]

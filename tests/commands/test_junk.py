@@ -7,6 +7,7 @@ import tiny_hf
 import tiny_junk
 
 from jaxlm.cli import cli
+from jaxlm.commands import junk as program
 
 pytest.importorskip("tokenizers")
 
@@ -62,6 +63,28 @@ def test_what_is_missing_is_drawn_once_and_without_data_texts_alone_rank(capsys,
     assert len(texts.splitlines()) == 40
     assert said(capsys, run, f"--tokens={40 * 64}")[1] == out
     assert (run / "junk/0.jsonl").read_text() == texts
+
+
+def test_ctrl_c_keeps_what_was_drawn(capsys, run, monkeypatch):
+    """Of three batches the third is interrupted; the price is told after the second. A later call draws the rest alone."""
+    sizes, kept = [], len((run / "junk/0.jsonl").read_text().splitlines())
+
+    def drawn(model, variables, tokenizer, prompts, settings, seed):
+        if len(sizes) == 2:
+            raise KeyboardInterrupt
+        sizes.append(len(prompts))
+        return [f"text {seed} {number}" for number in range(len(prompts))]
+
+    monkeypatch.setattr(program.samples, "continue_prompts", drawn)
+    tokens = f"--tokens={(kept + 130) * 64}"
+    code, out, err = said(capsys, run, tokens, "--config.hardware.usd_per_hour=3600.0")
+    assert (code, out, sizes) == (4, "", [64, 64])
+    assert "130 texts to draw: about 0m00s, " in err
+    assert "the same command goes on with the texts that it has drawn" in err
+    assert len((run / "junk/0.jsonl").read_text().splitlines()) == kept + 128
+    sizes[:] = [0]
+    assert said(capsys, run, tokens)[0] == 0
+    assert sizes == [0, 2]
 
 
 def test_no_run_is_refused(capsys, tmp_path):
