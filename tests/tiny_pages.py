@@ -44,6 +44,8 @@ SUMMARY = {
         {"step": 20, "temperature": 0.0, "text": "upon"},
         {"step": 40, "temperature": 0.7, "text": "a", "repetition": 0.98, "distinct_2": 0.02, "degenerates_at": 3, "junk": 0.5},
     ]},
+    "junk": {"step": 40, "strings": [{"string": "Person<X>", "texts": 12, "source": "math", "share": 0.99, "of_text": 0.03,
+                                      "times": 810, "documents": 81, "example": "math:7"}]},
     "spikes": [{"step": 30, "batch": 31, "loss": 7.0, "score": 12.0, "documents": ["a.txt:1"]}],
     "rollbacks": [{"steps": [30, 35], "to": 20, "batches": [31, 36], "why": "a spike"}],
     "starts": [{"time": "2026-11-22T20:07:03.394+00:00", "step": 20, "usd_per_hour": 2.0, "device": "H200",

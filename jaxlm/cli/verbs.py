@@ -275,6 +275,13 @@ VERBS = {
         reads_run=True,
         takes_data=True,
     ),
+    "junk": Verb(
+        "junk",
+        "strings that a model writes unasked, and what taught it them",
+        {"--tokens": _number("of its texts; drawn if it has fewer (default: 200000)", 200_000), **_CHECKPOINT, **_JSON},
+        reads_run=True,
+        resumes="goes on with the texts that it has drawn",
+    ),
     "report": Verb(
         "report",
         "a page with a run's curves, costs, samples; or on several runs",
@@ -332,6 +339,6 @@ GROUPS = {
     "data": ("prepare", "tokenize", "audit", "trace"),
     "before you pay": ("plan", "ladder", "tune", "doctor"),
     "train": ("train", "import"),
-    "measure and compare": ("eval", "report", "diff", "compare"),
+    "measure and compare": ("eval", "junk", "report", "diff", "compare"),
     "use": ("sample", "chat", "serve", "arena", "export"),
 }

@@ -10,6 +10,7 @@ activities  NAME -> seconds, of run.clock
 phases      rows of the bill, as train.phases writes them
 futures     rows and advice (`plan.forecast.summary`)
 benchmarks  TASK -> [{step, metrics, stderr, chance, n, fewshot}, ...]
+junk        step, strings: rows of `jaxlm junk`, the strongest first
 before      the runs that this one came from, first to last: name, benchmarks, samples
 stages      rows, first to last, of the stages that led to the run, and of the run (`run.lineage.stages`)
 commands    rows of each command of a script: name, wall_s, cost_usd
@@ -43,6 +44,7 @@ def write(path: pathlib.Path, summary: dict[str, typing.Any]) -> None:
         ("Benchmarks", benchmarks.scores),
         ("Beside published models", benchmarks.beside),
         ("Red team", redteam.scores),
+        ("Junk", junk),
         ("Before and after", before_and_after),
         ("Samples", _samples),
         ("Optimizer and speed", _speed),
@@ -170,6 +172,17 @@ def _futures(summary: dict) -> Markup:
         rows.append((row["name"], count(row["step"]), expected, hours(row["hours"]), *cost))
     head = ("future", "to step", "loss (80%)", "time", *_paid(summary, "cost", "cost of 0.01 nats"))
     return table(head, rows, "Futures") if rows else Markup("")
+
+
+def junk(summary: dict) -> Markup:
+    """Returns the strings that `jaxlm junk` named, or that it named none; empty if it was not run."""
+    if not (result := summary.get("junk")):
+        return Markup("")
+    strings = result["strings"]
+    about = "written after different prompts, and repeated over and over in a small source" if strings else "none"
+    rows = [(tag("code", row["string"]), *map(markup.value, list(row.values())[1:])) for row in strings]
+    shown = [table([name.replace("_", " ") for name in strings[0]], rows, "Junk")] if rows else []
+    return join([tag("p", f"Step {count(result['step'])}: {about}.", class_="dim"), *shown])
 
 
 def _samples(summary: dict) -> Markup:

@@ -24,6 +24,8 @@ def write(
     """
     parts = {"What came of them": _outcomes(summaries, texts), "Curves": _curves(summaries, texts)}
     parts["Benchmarks"] = _benchmarks(summaries)
+    junk = {name: run_page.junk(summary) for name, summary in summaries.items()}
+    parts["Junk"] = markup.join(part for name, of_run in junk.items() if of_run for part in (tag("h3", name), of_run))
     parts["What differs"] = _differences(differing, list(summaries))
     sections = [markup.section(title, content) for title, content in parts.items() if content]
     markup.write(path, f"Runs {', '.join(summaries)}", Markup(""), sections)

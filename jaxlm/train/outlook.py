@@ -12,7 +12,7 @@ from jaxlm import config as config_lib
 from jaxlm.config import Config, ConfigError, StopConfig, config_files
 from jaxlm.data.shards.mixture import Final, final_of, merge_windows
 from jaxlm.devices.processes import from_first
-from jaxlm.host.files import MANGLED, is_number, is_step, json_lines, json_of
+from jaxlm.host.files import MANGLED, NUMBER, TEXT, is_number, is_step, json_lines, json_of, json_there, problem
 from jaxlm.plan import forecast
 from jaxlm.plan.flops import count_params
 from jaxlm.report import run_page
@@ -116,6 +116,7 @@ def gather(folder: pathlib.Path) -> dict[str, typing.Any]:
         "activities": {name: last.get(f"time/{name}_s", 0.0) for name in clock.ACTIVITIES},
         "phases": book["phases"],
         "benchmarks": _benchmarks(folder / "eval"),
+        "junk": _junk(folder / "junk"),
         "before": [_before(*origin) for origin in origins],
         "stages": lineage.stages(origins, folder),
         "samples": _samples(folder / "samples"),
@@ -199,6 +200,13 @@ def _benchmarks(folder: pathlib.Path) -> dict[str, list[dict]]:
                     point[key] = entry.get(key) if is_number(entry.get(key)) else None
                 scores.setdefault(task, []).append(point)
     return scores
+
+
+def _junk(folder: pathlib.Path) -> dict[str, typing.Any]:
+    """Returns the last result of `jaxlm junk`, {} without one."""
+    steps = [int(path.stem) for path in folder.glob("*.json") if is_step(path.stem)]
+    result = json_there(folder / f"{max(steps, default=0)}.json")
+    return {} if problem(result, {"step": NUMBER, "strings": [{"string": TEXT, "texts": NUMBER}]}) else result
 
 
 def _numbers(scores: object) -> dict[str, float]:

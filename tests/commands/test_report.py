@@ -91,6 +91,22 @@ def test_scores_stand_side_by_side(tmp_path):
     assert "0.250 ± 0.200" in page
 
 
+def test_what_junk_named_in_each_run_stands_on_one_page(tmp_path):
+    runs = [make_run(tmp_path / name, "x") for name in ("a", "b", "c", "d")]
+    for run, step, word in (("a", 9, "old"), ("a", 40, "PersonX"), ("b", 40, "marbles")):
+        (tmp_path / run / "junk").mkdir(exist_ok=True)
+        (tmp_path / run / f"junk/{step}.json").write_text(
+            json.dumps({"step": step, "strings": [{"string": word, "texts": 3}]})
+        )
+    for run, strings in (("c", '[{"string": 3}]'), ("d", "[]")):
+        (tmp_path / run / "junk").mkdir()
+        (tmp_path / run / "junk/40.json").write_text(f'{{"step": 40, "strings": {strings}}}')
+    assert cli.main(["report", *runs, f"--out={tmp_path / 'p.html'}"]) == 0
+    junk = (tmp_path / "p.html").read_text().partition("<h2>Junk</h2>")[2].partition("</section>")[0]
+    assert [word in junk for word in ("PersonX", "marbles", "old", "<h3>a</h3>", "<h3>b</h3>", "<h3>c</h3>", "<h3>d</h3>")] == [
+        True, True, False, True, True, False, True]  # fmt: skip
+
+
 def test_twelve_runs_take_less_than_a_megabyte(tmp_path):
     runs = [make_run(tmp_path / f"lr{i}", "x", steps=3000, optim__lr=i * 1e-4) for i in range(1, 13)]
     page = tmp_path / "all.html"

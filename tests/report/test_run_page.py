@@ -19,14 +19,15 @@ def written(folder, **changed) -> str:
 
 
 WORDS = ("of 60 steps, 5M tokens", "$1.25", "75.0%", "&lt;1b&gt;", "Once &lt;b&gt;", "greedy", "temperature 0.7", "a.txt:1",
-         "01234567", "98% repeated, 2% different, loops after 3 words, 50.0% junk", "2026-11-22 20:07 UTC")  # fmt: skip
+         "01234567", "Person&lt;X&gt;", "math:7",
+         "98% repeated, 2% different, loops after 3 words, 50.0% junk", "2026-11-22 20:07 UTC")  # fmt: skip
 
 
 def test_a_whole_summary_makes_every_section_and_needs_no_script_and_no_request(tmp_path):
     text = written(tmp_path)
     assert titles(text) == [
         "All stages", "Loss", "Where the time went", "Bill", "Three futures", "Benchmarks", "Beside published models",
-        "Samples", "Optimizer and speed", "Spikes and rollbacks",
+        "Junk", "Samples", "Optimizer and speed", "Spikes and rollbacks",
         "Starts",
     ]  # fmt: skip
     assert not [words for words in WORDS if words not in text]

@@ -53,6 +53,7 @@ PARSED = {
 SHRUNK = {
     "sample": ["--max-new-tokens=2"],
     "chat": ["--max-new-tokens=2"],
+    "junk": ["--tokens=128"],
     "eval": ["--limit=2", "--config.eval.data_dir=BENCHMARKS", "--config.eval.redteam.toxicity=False"],
     "serve": ["--rows=2"],
     "plan": ["--config.plan.measure=never", "--config.plan.accelerator=H100"],

@@ -3,12 +3,14 @@
 `overlap` finds copies by ids, of many texts at once, for the red team; here they are found by bytes, with their documents.
 """
 
+import collections
 import dataclasses
 import hashlib
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
+import ahocorasick
 import numpy as np
 
 from jaxlm.data.shards.shards import SPLITS, DataDir, Document
@@ -100,6 +102,22 @@ def matches(
                     words = near if isinstance(near, str) else str(near, "utf-8", "replace")
                     place = source, split, each.doc_id, each.start, each.tokens
                     yield Match(*place, len(spans), " ".join(words.split()), hashlib.sha256(content).hexdigest())
+            tell(done := done + len(ids_N))
+
+
+def holders(data: DataDir, strings: Iterable[str], tell: Callable) -> Iterator[tuple[str, str, dict[str, int]]]:
+    """Yields (source, id, string -> times) of the training documents that hold any of the strings, in one pass for all.
+
+    `tell` gets the number of training tokens that were searched.
+    """
+    automaton, decode, done = ahocorasick.Automaton(), Decoder(data.tokenizer()), 0
+    for string in strings:
+        automaton.add_word(string.encode().decode("latin-1"), string)  # a character a byte
+    automaton.make_automaton()
+    for source in data.sources if automaton else ():
+        for each, ids_N in each_document(data, source, "train"):
+            if held := collections.Counter(found for _, found in automaton.iter(str(decode(ids_N)[0], "latin-1"))):
+                yield source, each.doc_id, held
             tell(done := done + len(ids_N))
 
 

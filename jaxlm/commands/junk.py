@@ -1,0 +1,67 @@
+"""`jaxlm junk RUN`: strings that a run's model writes unasked, with the small source and the documents that taught it these."""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import shlex
+import time
+from collections.abc import Iterator
+
+import jax
+
+from jaxlm.config import Config
+from jaxlm.data.batches.open import open_mixture
+from jaxlm.data.shards.manifest import MANIFEST
+from jaxlm.devices.processes import from_first, say, working
+from jaxlm.eval import junk, model, samples
+from jaxlm.host import files
+from jaxlm.host.console import dollars, duration, print_table
+from jaxlm.interop import peft
+
+_AT_ONCE, _NEW = 64, 64  # texts that are drawn at once, and the tokens of each, at most
+
+
+def run(config: Config, args: argparse.Namespace) -> int:
+    """Prints the strings, the strongest first; keeps them in RUN/junk/STEP.json, and the texts in STEP.jsonl."""
+    model.check_run(config, args.config)
+    there, trained = (pathlib.Path(config.data.dir) / MANIFEST).is_file(), config.program == "pretrain"
+    read = config.data if trained else dataclasses.replace(config.data, sources={})  # not the examples that came later
+    taught = open_mixture(read, config.prepare, 0) if there else None
+    run = model.restore(config, args.checkpoint, peft.READERS)
+    say(run.name)
+    place = pathlib.Path(config.workdir, "junk", f"{run.step}.jsonl")
+    place.parent.mkdir(exist_ok=True)
+    texts = from_first(lambda: junk.kept(place.parents[1], place))
+    for batch in _drawn(run, config, taught, config.seed + len(texts), max(0, -(-args.tokens // _NEW) - len(texts))):
+        texts.extend(batch)
+        from_first(lambda: files.write_atomically(place, "".join(json.dumps(t) + "\n" for t in texts).encode()))
+    if jax.process_index() == 0:
+        rows = junk.ranked(junk.texts_with(texts), taught)
+        print_table(rows, args.json)
+        files.write_atomically(place.with_suffix(".json"), json.dumps({"step": run.step, "strings": rows}).encode())
+        if not taught:
+            say(f"no shards in {config.data.dir}: ranked by texts alone; --config.data.dir=DATA: what the model read")
+        elif not rows:
+            say("no string stands out in a source of under a tenth of the text")
+        else:
+            read = shlex.quote(config.workdir if trained else config.data.dir)
+            say(f"next: jaxlm trace {read} --string={rows[0]['string']} --remove=list.jsonl")
+    return 0
+
+
+def _drawn(run: model.Restored, config: Config, taught: junk.Taught | None, seed: int, count: int) -> Iterator[list]:
+    """Yields batches of new texts, each after the beginning of a held-out document; says first how long they take."""
+    settings = dataclasses.replace(config.sample, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=_NEW)
+    prompts = [*junk.prompts(taught, count, seed)] if taught else []
+    prompts += ["" if run.tokenizer.opening else "\n"] * (count - len(prompts))
+    with working("drawing texts", count, "texts") as tell, jax.set_mesh(run.mesh):
+        for start in range(0, count, _AT_ONCE):
+            began, part = time.monotonic(), prompts[start : start + _AT_ONCE]
+            new = samples.continue_prompts(run.model, run.variables, run.tokenizer, part, settings, seed + start)
+            if start == _AT_ONCE:  # the first ones compiled
+                left = (time.monotonic() - began) * (count / _AT_ONCE - 2)
+                cost = f", {dollars(left / 3600 * config.hardware.usd_per_hour)}" * (config.hardware.usd_per_hour > 0)
+                say(f"{count:,} texts to draw: about {duration(left)}{cost}")
+            tell(start + len(part))
+            yield [{"prompt": prompt, "text": text} for prompt, text in zip(part, new, strict=True)]
