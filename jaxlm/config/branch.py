@@ -75,6 +75,7 @@ def decay(run: pathlib.Path, steps: int, checkpoint: str, overrides: Sequence[st
     config.optim.decay_at_step = step
     config.phases.plan, config.phases.accept = config_dict.ConfigDict(), ""
     config.stop.usd = config.stop.hours = config.stop.usd_per_centinat = 0.0
+    config.stop.steps = 0
     config.profile.steps = ""
     if trunk.checkpoint.mirror:
         config.checkpoint.mirror = f"{trunk.checkpoint.mirror.rstrip('/')}-decay-{step}"

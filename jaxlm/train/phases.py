@@ -240,6 +240,8 @@ class Phases(Hook):
         if not step or (phase and step == phase.last):
             return bool(step)
         stop = self._config.stop
+        if 0 < stop.steps <= step:
+            return True
         limited = stop.usd or stop.hours or (phase and phase.config.usd)
         if not limited or (jax.process_count() > 1 and step % self._config.log.every_steps):
             return False
@@ -275,9 +277,9 @@ class Phases(Hook):
     def _over(self, step: int | None = None) -> tuple[str, str] | None:
         """Returns (cause, why) if the run's budget is spent with steps left after `step` (None: the last logged); else None."""
         (seconds, usd), stop, steps = self.spent(), self._config.stop, self._config.train.steps
-        took = {"usd": usd, "hours": seconds / 3600}
+        step = max(self.records(), default=0) if step is None else step
+        took = {"usd": usd, "hours": seconds / 3600, "steps": step}
         spent = [key for key, amount in took.items() if 0 < getattr(stop, key) <= amount]
-        step = max(self.records(), default=0) if spent and step is None else step
         if not spent or step >= steps:
             return None
         key, at = spent[0], f"at step {step:,} of {steps:,}"

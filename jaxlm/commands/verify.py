@@ -1,0 +1,157 @@
+"""`jaxlm verify RUN`: checks a run's receipt, trains some of its steps again in another folder, and compares.
+
+It writes nothing into RUN. Of a run without a receipt, which older versions did not write, it compares the metrics alone.
+"""
+
+import argparse
+import functools
+import json
+import math
+import os
+import pathlib
+import shutil
+import statistics
+import tempfile
+from collections.abc import Iterator
+
+import numpy as np
+
+from jaxlm import config as config_lib
+from jaxlm.config import Config, ConfigError, config_files
+from jaxlm.host import console
+from jaxlm.run import differences, ledger, metrics, receipt
+from jaxlm.run.checkpoints import keep, meta, restore
+from jaxlm.run.survive import supervisor, train_in_child
+
+_STEPS = 20
+_CLOSE = 0.01  # of the way that the steps moved the weights, on another machine
+# The replay writes the metrics of each step, saves at recorded steps alone, and tells nobody.
+_KEYS = ("log.every_steps=1", "log.wandb=", "profile.steps=", "checkpoint.mirror=", "checkpoint.every_minutes=0")
+_KEYS += ("notify.heartbeat_url=", "runs.notices=()", "distributed.auto=False", "distributed.coordinator=")
+_KEYS += ("distributed.num_processes=0",)
+
+
+def run(config: Config, args: argparse.Namespace) -> int:
+    """Prints what a receipt proves, what was changed, what a replay costs, and what differs in it. Returns 0, or 3."""
+    folder = pathlib.Path(config.workdir)
+    if not config.workdir or not (folder / "metrics.jsonl").is_file():
+        raise ConfigError(f"no run that was trained in {folder}: jaxlm verify RUN, with the folder of a run")
+    if args.steps < 0 or (args.steps and args.until_digest):
+        raise ConfigError("give --steps=N with N above 0, or --until-digest")
+    supervisor.wanted("on")  # or says that this needs Linux
+    print(receipt.PROVES)
+    book = ledger.read(folder, mend=False)
+    links, checkpoints = receipt.valid(book), folder / "checkpoints"
+    with console.working("reading checkpoints and data"):
+        faults = {n: receipt.of_checkpoint(checkpoints / str(n), links.get(n)) for n in keep.steps(checkpoints)}
+        data = receipt.of_data(config.data.dir, book) if config.program == "pretrain" else ""
+    wrong = [*receipt.changed(folder, book), *filter(None, (*faults.values(), data))]
+    whole = f"unchanged: {len(book['receipt'])} links, of steps {', '.join(map(str, links))}, and what they cover"
+    for line in wrong or [whole if links else "no receipt: nothing is saved yet, or an older version trained this"]:
+        print(line)
+    if data:
+        print("no replay: its data is gone or changed")
+        return 3
+    # A checkpoint without a link was saved right before a kill, or a rollback undid it.
+    begins = {0, *(step for step in keep.steps(checkpoints) if faults.get(step) == "" and (step in links or not links))}
+    logged = () if args.until_digest else metrics.read(folder / "metrics.jsonl", book["rollbacks"])
+    ends, steps = {*begins, *links, *logged}, 1 if args.until_digest else args.steps or _STEPS
+    if not (last := max(ends)):
+        raise ConfigError(f"{folder} has {'saved' if args.until_digest else 'logged'} no step yet")
+    begin = max(step for step in begins if step <= max(last - steps, 0))
+    until = min(step for step in ends if step > begin) if args.until_digest else min(begin + steps, last)
+    until, keys = _as_it_was(folder, book["starts"], begin, until)
+    print(_price(config, begin, until))
+    keys += [*_KEYS, f"data.dir={config.data.dir}", f"stop.steps={until}"]
+    keys += [f"checkpoint.every_steps={math.gcd(*(step for step in links if begin < step <= until))}"]
+    with tempfile.TemporaryDirectory(prefix="jaxlm-verify-") as place:
+        again = config_lib.resolve(config_files.of_run(folder, [*keys, f"workdir={place}", *args.overrides]))
+        if why := _trained(folder, book, begin, until, again):
+            print(f"no replay: {why}".replace(place, str(folder)))
+            return 3 if wrong else 1
+        results = [*_compared(folder, book, pathlib.Path(place), begin, until)]
+    words = "all of its steps" if (begin, until) == (0, last) else f"steps {begin + 1} to {until}"
+    repeat = all(same for same, _ in results)
+    for line in (*(line for _, line in results), f"{words} {'' if repeat else 'do not '}repeat"):
+        print(line)
+    return 0 if repeat and not wrong else 3
+
+
+def _as_it_was(folder: pathlib.Path, starts: list[dict], begin: int, until: int) -> tuple[int, list[str]]:
+    """Returns (the last step trained with one config, overrides that take back what later starts changed in the config)."""
+    keys, undone = {*config_files.flat_keys(config_files.of_run(folder, []))}, []
+    for start in reversed(starts):
+        if (step := start.get("step", 0)) <= begin:
+            break
+        changed = {row["name"]: row["was"] for row in start.get("changed", ()) if row["name"] in keys}
+        undone += [f"{key}={tuple(was) if isinstance(was, list) else was}" for key, was in changed.items()]
+        until = min(until, step) if changed else until
+    return until, undone
+
+
+def _price(config: Config, begin: int, until: int) -> str:
+    records = metrics.records(pathlib.Path(config.workdir, "metrics.jsonl"))
+    speed = statistics.median([r["tokens_per_second"] for r in records if r.get("tokens_per_second")] or [math.nan])
+    seconds = (until - begin) * config.train.batch_size * config.train.seq_len / speed
+    cost = f", {console.dollars(seconds / 3600 * config.hardware.usd_per_hour)}" * bool(config.hardware.usd_per_hour)
+    price = f"{console.duration(seconds)}{cost} at the run's own speed" if seconds > 0 else "a time unknown as yet"
+    where = f"checkpoint {begin}" if begin else "its beginning"
+    return f"replaying steps {begin + 1} to {until} from {where}: {until - begin} steps, {price}, and a start"
+
+
+def _trained(folder: pathlib.Path, book: dict, begin: int, until: int, config: Config) -> str:
+    """Trains the steps in `config.workdir`, an empty folder, from checkpoint `begin`. Returns "", or why it failed."""
+    place = pathlib.Path(config.workdir)
+    (place / "config.json").write_text(config_lib.to_json(config))
+    (place / "run.json").write_text(json.dumps(book | {"starts": [], "phases": [], "receipt": []}))
+    for path in folder.glob("*.npz"):  # what a reference said of pairs
+        shutil.copy(path, place)
+    if begin or keep.imported(folder / "checkpoints"):
+        saved = pathlib.Path("checkpoints", str(begin))  # links to its files: what is written beside them stays here
+        shutil.copytree(folder.resolve() / saved, place / saved, copy_function=os.symlink)
+    with console.working("replaying", end=False, quiet=True):
+        train_in_child.train(config)
+    done = max(metrics.read(place / "metrics.jsonl"), default=0)
+    return "" if done >= until else train_in_child.last_words(place)
+
+
+def _compared(
+    folder: pathlib.Path, book: dict, place: pathlib.Path, begin: int, until: int
+) -> Iterator[tuple[bool, str]]:
+    """Yields (False if it counts against the run, a line) for code, machine, metrics and the states of recorded steps."""
+    found, here = differences.compare(folder, place), ledger.read(place)
+    was, now = ((books["starts"] or [{}])[-1] for books in (book, here))
+    rows = [row for row in found["inputs"] if row["what"] in ("code", "packages", "hardware", "choices")]
+    for row in rows:
+        yield True, f"{row['what']} {row['name']}: {row['a']} then, {row['b']} now"
+    if (now["git"] or {}).get("dirty"):
+        yield True, "code: now with changes that are in no commit"
+    here_too = was.get("hardware", {}).get("host") == now["hardware"]["host"] or now["hardware"]["platform"] != "cpu"
+    exact = here_too and all(row["what"] == "code" for row in rows)
+    yield not (exact and found["parted"]), f"metrics: {found['verdict']}"
+    replayed = receipt.valid(here)
+    for step, link in receipt.valid(book).items():
+        if not begin < step <= until:
+            continue
+        mine, theirs, begun = (
+            at / "checkpoints" / str(n) for at, n in ((place, step), (folder, step), (folder, begin))
+        )
+        if step in replayed and replayed[step]["state"] == link["state"]:
+            yield True, f"step {step}: all arrays are equal to the bit"
+        elif all(path.is_dir() for path in (mine, theirs, begun)):
+            share = _apart(mine, theirs, begun)
+            yield (
+                not exact and share <= _CLOSE,
+                f"step {step}: the weights differ by {share:.2%} of their way since {begin}",
+            )
+        else:
+            yield not exact, f"step {step}: the arrays differ"
+
+
+def _apart(new: pathlib.Path, old: pathlib.Path, begun: pathlib.Path) -> float:
+    """Returns how far the weights of two checkpoints are apart, as a share of the way of `old` from `begun`."""
+    read, moved, apart = functools.cache(restore.reader), 0.0, 0.0
+    for item, _, name in (name.partition("/") for name in meta.read(old)["digests"] if not name.startswith("train/")):
+        a, b, c = (read(place, item)(name).astype(np.float64) for place in (new, old, begun))
+        moved, apart = moved + float(np.sum((b - c) ** 2)), apart + float(np.sum((a - b) ** 2))
+    return (apart / moved) ** 0.5 if moved else float(apart > 0)
