@@ -33,7 +33,7 @@ _KEYS += ("distributed.num_processes=0",)
 
 def run(config: Config, args: argparse.Namespace) -> int:
     """Prints what a receipt proves, what was changed, what a replay costs, and what differs in it. Returns 0, or 3."""
-    folder = pathlib.Path(config.workdir)
+    folder = pathlib.Path(config.workdir).resolve()
     if not config.workdir or not (folder / "metrics.jsonl").is_file():
         raise ConfigError(f"no run that was trained in {folder}: jaxlm verify RUN, with the folder of a run")
     if args.steps < 0 or (args.steps and args.until_digest):
@@ -59,9 +59,9 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if not (last := max(ends)):
         raise ConfigError(f"{folder} has {'saved' if args.until_digest else 'logged'} no step yet")
     begin = max(step for step in begins if step <= max(last - steps, 0))
-    until = min(step for step in ends if step > begin) if args.until_digest else min(begin + steps, last)
-    until, keys = _as_it_was(folder, book["starts"], begin, until)
-    print(_price(config, begin, until))
+    until = min(step for step in ends if step >= min(begin + steps, last))  # so that something is recorded of its end
+    whole, (until, keys) = until, _as_it_was(folder, book["starts"], begin, until)
+    print(_price(config, begin, until) + f"; at step {until} the config was changed" * (until < whole))
     keys += [*_KEYS, f"data.dir={config.data.dir}", f"stop.steps={until}"]
     keys += [f"checkpoint.every_steps={math.gcd(*(step for step in links if begin < step <= until))}"]
     with tempfile.TemporaryDirectory(prefix="jaxlm-verify-") as place:
@@ -136,7 +136,9 @@ def _compared(
         mine, theirs, begun = (
             at / "checkpoints" / str(n) for at, n in ((place, step), (folder, step), (folder, begin))
         )
-        if step in replayed and replayed[step]["state"] == link["state"]:
+        if step not in replayed:
+            yield True, f"step {step}: not compared, since the save before it was not done yet"
+        elif replayed[step]["state"] == link["state"]:
             yield True, f"step {step}: all arrays are equal to the bit"
         elif all(path.is_dir() for path in (mine, theirs, begun)):
             share = _apart(mine, theirs, begun)
