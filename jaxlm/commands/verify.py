@@ -46,8 +46,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
         faults = {n: receipt.of_checkpoint(checkpoints / str(n), links.get(n)) for n in keep.steps(checkpoints)}
         data = receipt.of_data(config.data.dir, book) if config.program == "pretrain" else ""
     wrong = [*receipt.changed(folder, book), *filter(None, (*faults.values(), data))]
-    whole = f"unchanged: {len(book['receipt'])} links, of steps {', '.join(map(str, links))}, and what they cover"
-    for line in wrong or [whole if links else "no receipt: nothing is saved yet, or an older version trained this"]:
+    sound = f"unchanged: {len(book['receipt'])} links, up to step {max(links, default=0)}, and what they cover"
+    for line in wrong or [sound if links else "no receipt: nothing is saved yet, or an older version trained this"]:
         print(line)
     if data:
         print("no replay: its data is gone or changed")
@@ -70,7 +70,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
             print(f"no replay: {why}".replace(place, str(folder)))
             return 3 if wrong else 1
         results = [*_compared(folder, book, pathlib.Path(place), begin, until)]
-    words = "all of its steps" if (begin, until) == (0, last) else f"steps {begin + 1} to {until}"
+    words = f"steps {begin + 1} to {until}{' (all of them)' * ((begin, until) == (0, last))}"
     repeat = all(same for same, _ in results)
     for line in (*(line for _, line in results), f"{words} {'' if repeat else 'do not '}repeat"):
         print(line)
@@ -110,7 +110,8 @@ def _trained(folder: pathlib.Path, book: dict, begin: int, until: int, config: C
         saved = pathlib.Path("checkpoints", str(begin))  # links to its files: what is written beside them stays here
         shutil.copytree(folder.resolve() / saved, place / saved, copy_function=os.symlink)
     with console.working("replaying", end=False, quiet=True):
-        train_in_child.train(config)
+        if train_in_child.train(config) == 4:
+            raise KeyboardInterrupt
     done = max(metrics.read(place / "metrics.jsonl"), default=0)
     return "" if done >= until else train_in_child.last_words(place)
 

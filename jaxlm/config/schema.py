@@ -275,10 +275,10 @@ class StopConfig:
         0.0, "what the whole run may cost: all starts, and the pauses that were paid for; 0 = no limit"
     )
     hours: NotNegative = key(0.0, "the same in hours; raise them to go on")
-    steps: Steps = key(0, "stop after this step, on the way to train.steps; 0 = no limit")
     usd_per_centinat: NotNegative = key(
         0.0, "stop when the rest of the plan costs more than this for 0.01 nats; 0 = never"
     )
+    steps: Steps = key(0, "stop after this step, on the way to train.steps; 0 = no limit")
 
 
 @dataclasses.dataclass(frozen=True)

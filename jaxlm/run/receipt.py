@@ -30,6 +30,8 @@ Link = dict
 def link(folder: pathlib.Path, manifest: str, step: int, arrays: dict[str, str], kept: Collection[int]) -> None:
     """Adds the link of a saved checkpoint to run.json; links of steps that are not in `kept` lose `arrays`. Never raises."""
     try:
+        if not arrays:
+            raise OSError("its arrays could not be read again")
         links = ledger.read(folder)["receipt"]
         log = (folder / "metrics.jsonl").read_bytes()
         log = log[: log.rfind(b"\n") + 1]
@@ -40,9 +42,9 @@ def link(folder: pathlib.Path, manifest: str, step: int, arrays: dict[str, str],
             "metrics": [len(log), _sha256(log)],
             "config": _sha256((folder / "config.json").read_bytes()),
             "manifest": manifest,
-            "before": links[-1]["sha256"] if links else _begun_from(folder),
+            "before": ledger.last_link(folder) or _begun_from(folder),
         }
-        links = [old if old["step"] in kept else {k: v for k, v in old.items() if k != "arrays"} for old in links]
+        links = [{k: v for k, v in old.items() if k != "arrays" or old.get("step") in kept} for old in links]
         ledger.put(folder, "receipt", [*links, new | {"sha256": seal(new), "arrays": arrays}])
     except (OSError, *files.MANGLED) as error:
         say(f"step {step} gets no link in the receipt: {error}")
@@ -58,7 +60,7 @@ def _begun_from(folder: pathlib.Path) -> str:
     if not c.get("origin_state"):
         return ""
     links = files.json_there(pathlib.Path(c["origin"]) / "run.json").get("receipt", [])
-    return next((old["sha256"] for old in reversed(links) if str(old["step"]) == c["origin_checkpoint"]), "")
+    return next((old.get("sha256", "") for old in links[::-1] if str(old.get("step")) == c["origin_checkpoint"]), "")
 
 
 def gap(folder: pathlib.Path, done: int) -> str:
@@ -111,7 +113,7 @@ def of_checkpoint(place: pathlib.Path, old: Link | None) -> str:
         names = meta.read(place)["digests"]
         if old is None or seal(sums := verify.sha256s(place, names)) == old["state"]:
             return ""
-        wrong = [name for name in names if sums[name] != old["arrays"].get(name)]
+        wrong = [name for name in names if sums[name] != old.get("arrays", {}).get(name)]
         return f"checkpoint {place.name} was changed: {', '.join(wrong)}"
     except (OSError, CorruptCheckpointError, *files.MANGLED) as error:
         gone = not place.is_dir()  # rotated away meanwhile

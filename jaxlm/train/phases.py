@@ -277,9 +277,9 @@ class Phases(Hook):
     def _over(self, step: int | None = None) -> tuple[str, str] | None:
         """Returns (cause, why) if the run's budget is spent with steps left after `step` (None: the last logged); else None."""
         (seconds, usd), stop, steps = self.spent(), self._config.stop, self._config.train.steps
-        step = max(self.records(), default=0) if step is None else step
-        took = {"usd": usd, "hours": seconds / 3600, "steps": step}
+        took = {"usd": usd, "hours": seconds / 3600, "steps": step or (stop.steps and max(self.records(), default=0))}
         spent = [key for key, amount in took.items() if 0 < getattr(stop, key) <= amount]
+        step = max(self.records(), default=0) if spent and step is None else step
         if not spent or step >= steps:
             return None
         key, at = spent[0], f"at step {step:,} of {steps:,}"

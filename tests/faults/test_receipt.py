@@ -49,7 +49,7 @@ def test_a_run_that_was_killed_repeats_from_step_0(place, killed):
     assert said[2].startswith(f"replaying steps 1 to {STEPS} from its beginning: {STEPS} steps, ")
     states = [line for line in said if line.endswith(": all arrays are equal to the bit")]
     assert len(states) == len(ledger.read(place.root / killed)["receipt"]) >= 5
-    assert said[-1] == "all of its steps repeat"
+    assert said[-1] == f"steps 1 to {STEPS} (all of them) repeat"
 
 
 def test_the_last_steps_repeat_from_a_kept_checkpoint(place, killed):
@@ -81,7 +81,7 @@ def test_a_run_that_was_rolled_back_repeats(place):
     place.run("back", inside={"spoil": [[10, 11, "nan"]]}, **NAN)
     book = ledger.read(place.root / "back")
     assert len(book["rollbacks"]) == 1
-    assert verify(place, "back", f"--steps={STEPS}")[-1] == "all of its steps repeat"
+    assert verify(place, "back", f"--steps={STEPS}")[-1] == f"steps 1 to {STEPS} (all of them) repeat"
 
 
 def test_200_single_changes(place, killed):

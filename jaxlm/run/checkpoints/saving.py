@@ -53,13 +53,14 @@ class Votes:
                 raise ToldError(vote)
 
     def exchange(self, value: str, timeout_ms: int) -> Iterator[str]:
-        """Gives a value to all processes, and yields each one's; of a process that failed, its error."""
+        """Gives a value to all processes, and yields each one's, first this one's; of a process that failed, its error."""
         if jax.process_count() == 1:
             yield value
             return
         stage, self._stages = self._stages, self._stages + 1
         self._write(stage, value)
-        for process in range(jax.process_count()):
+        here, count = jax.process_index(), jax.process_count()
+        for process in (here, *(other for other in range(count) if other != here)):
             yield distributed.global_state.client.blocking_key_value_get(self._key(stage, process), timeout_ms)
 
     def fail(self, why: str) -> None:
@@ -90,16 +91,16 @@ class Saving:
       left_behind: True if threads of Orbax, here or in another process, may still wait for a process that failed.
       done: set when the save has ended, well or not; then the other attributes are final.
       failed: why the checkpoint could not be written or read back, in one line; "" if it could.
-      sha256s: name -> sha256 of each array; {} if they could not be computed.
+      sha256s: name -> sha256 of each array if they are wanted; {} if that failed. For the first process only.
     """
 
-    def __init__(self, folder: pathlib.Path, items: dict[str, dict], meta: dict):
+    def __init__(self, folder: pathlib.Path, items: dict[str, dict], meta: dict, hashed: bool = False):
         self.folder, self.step, self.began = folder, int(folder.name), time.monotonic()
         self._items, self._meta = items, meta
         self.copied, self.done = threading.Event(), threading.Event()
         self.written, self.left_behind = False, False
         self.failed, self.full, self.differs, self.verified, self.verify_s = "", False, "", False, 0.0
-        self.sha256s: dict[str, str] = {}
+        self.sha256s, self._hashed = {}, hashed
         self.at = "checking the folder"  # what the save does right now, for the user
         self._left = False
         # A daemon, and so are the threads that it starts: a save that hangs must not keep the program from ending.
@@ -120,7 +121,7 @@ class Saving:
                 began = time.monotonic()
                 self._verify()
                 self.verify_s = time.monotonic() - began
-            if not self._left:
+            if self._hashed and not self._left:
                 self._hash(votes)
         except Exception as error:  # whatever the error is, training must go on, and one line must say it
             self.failed, self.full = damage.words(error, self.folder), damage.full(error)
@@ -181,9 +182,11 @@ class Saving:
         self.at = "hashing"
         names = sorted(self._meta["digests"])[jax.process_index() :: jax.process_count()]
         try:
-            shares = [*votes.exchange(json.dumps(verify.sha256s(self.folder, names)), _TIMEOUT_S * 1000)]
-            self.sha256s = {name: value for share in shares for name, value in json.loads(share).items()}
+            shares = votes.exchange(json.dumps(verify.sha256s(self.folder, names)), _TIMEOUT_S * 1000)
+            for share in [next(shares)] if jax.process_index() else shares:
+                self.sha256s |= json.loads(share)
         except Exception as error:  # of a disk, of TensorStore, of another process
+            self.sha256s = {}
             votes.fail(str(error))
 
 

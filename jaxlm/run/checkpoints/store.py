@@ -59,7 +59,7 @@ class Checkpointer:
         scores: typing.Mapping[int, float] | None = None,
         pinned: typing.Collection[int] = (),
         mirror: "Mirror | None" = None,
-        saved: typing.Callable[[int, dict[str, str], typing.Collection[int]], object] = lambda *of: None,
+        saved: typing.Callable[[int, dict[str, str], typing.Collection[int]], object] | None = None,
         stopping: typing.Callable[[], bool] = lambda: False,
         read_only: bool = False,
     ):
@@ -136,7 +136,8 @@ class Checkpointer:
             say(f"step {step} is not saved: {bad[0]} has a number that is not finite; the older checkpoints stay")
             return False
         self._partial.discard(step)
-        self._saving = Saving(self.directory / str(step), items, meta.sealed(meta_of_run, step, digests))
+        sealed = meta.sealed(meta_of_run, step, digests)
+        self._saving = Saving(self.directory / str(step), items, sealed, hashed=self._saved is not None)
         self._wait(self._saving.copied)  # the next step donates the state
         return True
 
@@ -240,7 +241,7 @@ class Checkpointer:
             with contextlib.suppress(OSError):  # a folder that can't be listed now is rotated after the next save
                 self._rotate()
             self._beside(self.reserve.make)
-        if saving.verified and saving.sha256s:
+        if saving.verified and self._saved:
             self._saved(saving.step, saving.sha256s, self._steps)
 
     def _failed(self, saving: Saving) -> None:
