@@ -127,7 +127,9 @@ def _compared(
         yield True, f"{row['what']} {row['name']}: {row['a']} then, {row['b']} now"
     if (now["git"] or {}).get("dirty"):
         yield True, "code: now with changes that are in no commit"
-    here_too = was.get("hardware", {}).get("host") == now["hardware"]["host"] or now["hardware"]["platform"] != "cpu"
+    here_too = (was.get("hardware") or {}).get("host") == now["hardware"]["host"] or now["hardware"][
+        "platform"
+    ] != "cpu"
     exact = here_too and all(row["what"] == "code" for row in rows)
     yield not (exact and found["parted"]), f"metrics: {found['verdict']}"
     replayed = receipt.valid(here)

@@ -241,7 +241,7 @@ class Checkpointer:
             with contextlib.suppress(OSError):  # a folder that can't be listed now is rotated after the next save
                 self._rotate()
             self._beside(self.reserve.make)
-        if saving.verified and self._saved:
+        if self._saved:
             self._saved(saving.step, saving.sha256s, self._steps)
 
     def _failed(self, saving: Saving) -> None:
