@@ -71,10 +71,11 @@ def run(config: Config, args: argparse.Namespace) -> int:
             return 3 if wrong else 1
         results = [*_compared(folder, book, pathlib.Path(place), begin, until)]
     words = f"steps {begin + 1} to {until}{' (all of them)' * ((begin, until) == (0, last))}"
-    repeat = all(same for same, _ in results)
-    for line in (*(line for _, line in results), f"{words} {'' if repeat else 'do not '}repeat"):
+    same = [same for same, _ in results]
+    verdict = "do not repeat" if False in same else "repeat" if True in same else "can't be judged on this machine"
+    for line in (*(line for _, line in results), f"{words} {verdict}"):
         print(line)
-    return 0 if repeat and not wrong else 3
+    return 0 if verdict == "repeat" and not wrong else 3
 
 
 def _as_it_was(folder: pathlib.Path, starts: list[dict], begin: int, until: int) -> tuple[int, list[str]]:
@@ -116,41 +117,32 @@ def _trained(folder: pathlib.Path, book: dict, begin: int, until: int, config: C
     return "" if done >= until else train_in_child.last_words(place)
 
 
-def _compared(
-    folder: pathlib.Path, book: dict, place: pathlib.Path, begin: int, until: int
-) -> Iterator[tuple[bool, str]]:
-    """Yields (False if it counts against the run, a line) for code, machine, metrics and the states of recorded steps."""
+def _compared(folder: pathlib.Path, book: dict, place: pathlib.Path, begin: int, until: int) -> Iterator[tuple]:
+    """Yields (True if it repeats, False if not, None if it proves neither; a line) for code, machine, metrics and states."""
     found, here = differences.compare(folder, place), ledger.read(place)
     was, now = ((books["starts"] or [{}])[-1] for books in (book, here))
     rows = [row for row in found["inputs"] if row["what"] in ("code", "packages", "hardware", "choices")]
     for row in rows:
-        yield True, f"{row['what']} {row['name']}: {row['a']} then, {row['b']} now"
+        yield None, f"{row['what']} {row['name']}: {row['a']} then, {row['b']} now"
     if (now["git"] or {}).get("dirty"):
-        yield True, "code: now with changes that are in no commit"
-    here_too = (was.get("hardware") or {}).get("host") == now["hardware"]["host"] or now["hardware"][
-        "platform"
-    ] != "cpu"
-    exact = here_too and all(row["what"] == "code" for row in rows)
-    yield not (exact and found["parted"]), f"metrics: {found['verdict']}"
-    replayed = receipt.valid(here)
-    for step, link in receipt.valid(book).items():
-        if not begin < step <= until:
-            continue
-        mine, theirs, begun = (
-            at / "checkpoints" / str(n) for at, n in ((place, step), (folder, step), (folder, begin))
-        )
+        yield None, "code: now with changes that are in no commit"
+    hardware = now["hardware"]
+    alike = hardware["platform"] != "cpu" or hardware["host"] == (was.get("hardware") or {}).get("host")
+    differs = False if alike and all(row["what"] == "code" for row in rows) else None
+    yield differs if found["parted"] else True, f"metrics: {found['verdict']}"
+    links, replayed = receipt.valid(book), receipt.valid(here)
+    for step in (step for step in links if begin < step <= until):
+        new, old, begun = (at / f"checkpoints/{n}" for at, n in ((place, step), (folder, step), (folder, begin)))
         if step not in replayed:
-            yield True, f"step {step}: not compared, since the save before it was not done yet"
-        elif replayed[step]["state"] == link["state"]:
+            yield None, f"step {step}: not compared, since the save before it was not done yet"
+        elif replayed[step]["state"] == links[step]["state"]:
             yield True, f"step {step}: all arrays are equal to the bit"
-        elif all(path.is_dir() for path in (mine, theirs, begun)):
-            share = _apart(mine, theirs, begun)
-            yield (
-                not exact and share <= _CLOSE,
-                f"step {step}: the weights differ by {share:.2%} of their way since {begin}",
-            )
+        elif all(path.is_dir() for path in (new, old, begun)):
+            share = _apart(new, old, begun)
+            line = f"step {step}: the weights differ by {100 * share:.2g}% of their way since step {begin}"
+            yield (share <= _CLOSE if differs is None else False), line
         else:
-            yield not exact, f"step {step}: the arrays differ"
+            yield differs, f"step {step}: the arrays differ"
 
 
 def _apart(new: pathlib.Path, old: pathlib.Path, begun: pathlib.Path) -> float:

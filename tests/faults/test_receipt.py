@@ -16,14 +16,14 @@ from jaxlm.run import ledger
 pytestmark = pytest.mark.faults
 
 
-def verify(place, name: str, *words: str, code: int = 0) -> list[str]:
+def verify(place, name: str, *words: str, code: int = 0, devices: int = 1) -> list[str]:
     """What `jaxlm verify` prints; it changes no file of the run or its data."""
     before = files(place.root / name) | files(place.root / "data")
     settles = place.root / "settles"  # or such fast steps would be done before their save
     settles.write_text(json.dumps({"hold": None, "spoil": [], "settle": True}))
     command = [sys.executable, "-m", "jaxlm.cli.cli", "verify", str(place.root / name), *words]
     done = subprocess.run(
-        command, env=place.environment() | {"INSIDE": str(settles)}, capture_output=True, text=True, timeout=300
+        command, env=place.environment(devices) | {"INSIDE": str(settles)}, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == code, done.stdout + done.stderr
     assert files(place.root / name) | files(place.root / "data") == before
@@ -56,6 +56,17 @@ def test_the_last_steps_repeat_from_a_kept_checkpoint(place, killed):
     said = verify(place, killed, "--until-digest")
     assert said[2].startswith("replaying steps 21 to 24 from checkpoint 20: 4 steps, ")
     assert said[-2:] == ["step 24: all arrays are equal to the bit", "steps 21 to 24 repeat"]
+
+
+def test_on_another_machine_the_weights_are_measured_by_the_way_of_the_steps(place, killed):
+    said = verify(place, killed, "--until-digest", devices=2)
+    assert "hardware devices: 1 then, 2 now" in said
+    assert any(line.startswith("step 24: the weights differ by ") for line in said)
+    assert said[-1] == "steps 21 to 24 repeat"
+    said = verify(
+        place, killed, f"--steps={STEPS}", devices=2, code=3
+    )  # no checkpoint has the weights of its beginning
+    assert said[-1] == f"steps 1 to {STEPS} (all of them) can't be judged on this machine"
 
 
 def test_what_the_run_did_not_train_does_not_repeat(place, killed):
