@@ -294,6 +294,15 @@ VERBS = {
         rest="RUN_B",
         rest_help="another run: one page on all",
     ),
+    "verify": Verb(
+        "verify",
+        "check a run's receipt, and train some of its steps again",
+        {
+            "--steps": _number("how many to train again, towards the newest (default: 20)"),
+            "--until-digest": _flag("train up to the next state that the receipt records instead"),
+        },
+        reads_run=True,
+    ),
     "diff": Verb(
         "diff",
         "what differs between two runs, and where they part",
@@ -339,6 +348,6 @@ GROUPS = {
     "data": ("prepare", "tokenize", "audit", "trace"),
     "before you pay": ("plan", "ladder", "tune", "doctor"),
     "train": ("train", "import"),
-    "measure and compare": ("eval", "junk", "report", "diff", "compare"),
+    "measure and compare": ("eval", "junk", "report", "verify", "diff", "compare"),
     "use": ("sample", "chat", "serve", "arena", "export"),
 }

@@ -22,7 +22,7 @@ from jaxlm.eval import results
 from jaxlm.host.console import duration, say
 from jaxlm.host.files import is_number
 from jaxlm.interop import card, export, gguf, hf_config, hf_folder, inherit, leaves, peft
-from jaxlm.run import lineage
+from jaxlm.run import lineage, receipt
 from jaxlm.train import origin, outlook
 
 
@@ -104,7 +104,8 @@ def _source(config: Config, opened: origin.Origin, to: str, dtype: str) -> tuple
         return trained["score"]["score_head"]["kernel"] if leaf == leaves.SCORE else opened.leaf(leaf)
 
     about = {"run": name, "step": step}
-    return export.Source(read, model, tokenizer, name, about, text, scores, adapted, place), base
+    links = receipt.exported(pathlib.Path(config.workdir))
+    return export.Source(read, model, tokenizer, name, about, text, scores, adapted, place, links), base
 
 
 def _base(opened: origin.Origin) -> tuple[peft.Base, card.Base]:

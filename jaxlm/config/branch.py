@@ -86,6 +86,7 @@ def begun(run: pathlib.Path, name: str, step: int) -> config_dict.ConfigDict:
     config.optim.schedule_steps = trunk.optim.schedule_steps or trunk.train.steps
     config.phases.plan, config.phases.accept = config_dict.ConfigDict(), ""
     config.stop.usd = config.stop.hours = config.stop.usd_per_centinat = 0.0
+    config.stop.steps = 0
     config.profile.steps = ""
     if trunk.checkpoint.mirror:
         config.checkpoint.mirror = f"{trunk.checkpoint.mirror.rstrip('/')}-{name}-{step}"

@@ -278,6 +278,7 @@ class StopConfig:
     usd_per_centinat: NotNegative = key(
         0.0, "stop when the rest of the plan costs more than this for 0.01 nats; 0 = never"
     )
+    steps: Steps = key(0, "stop after this step, on the way to train.steps; 0 = no limit")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,6 +44,7 @@ class Source:
       scores: True for a reward model; `read` returns its scalar head too.
       adapted: the adapter, for "peft"; then `read` and `config` are of the adapter's base.
       base: the folder and checkpoint of the adapter's base.
+      receipt: the text of receipt.json; "" for none.
     """
 
     read: Callable[[str], np.ndarray]
@@ -55,6 +56,7 @@ class Source:
     scores: bool = False
     adapted: peft.Adapted | None = None
     base: peft.Base = ("", None)
+    receipt: str = ""
 
 
 class Done(typing.NamedTuple):
@@ -126,7 +128,9 @@ def export(source: Source, to: str, dtype: str, out: pathlib.Path) -> Done:
         read_at = time.perf_counter()
         with working("reading it back", written.count, "tensors") as tell:
             count = check(written, source.read, tell)
-        (folder / "README.md").write_text(source.card, encoding="utf-8")
+        for name, text in {"README.md": source.card, "receipt.json": source.receipt}.items():
+            if text:
+                (folder / name).write_text(text, encoding="utf-8")
         names = sorted(path.name for path in folder.iterdir())
         sums = {name: file_sha256(folder / name) for name in names if name != "README.md"}  # users edit the card
         about = {

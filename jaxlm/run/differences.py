@@ -34,7 +34,7 @@ def compare(a: pathlib.Path, b: pathlib.Path) -> dict[str, typing.Any]:
     paths = [folder / "metrics.jsonl" for folder in (a, b)]
     if absent := [path.parent for path in paths if not path.is_file()]:
         raise ConfigError(f"no run in {absent[0]}: it has no metrics.jsonl")
-    curves = [metrics.read(path) for path in paths]
+    curves = [metrics.read(path, ledger.read(path.parent)["rollbacks"]) for path in paths]
     common = sorted(curves[0].keys() & curves[1].keys())
     if not common:
         raise ConfigError(f"{a} and {b} have no step in common: nothing to compare")

@@ -18,7 +18,7 @@ import typing
 from collections.abc import Callable
 
 from jaxlm import config as config_lib
-from jaxlm.config import Config
+from jaxlm.config import Config, ConfigError
 from jaxlm.host import files
 from jaxlm.host.console import say
 from jaxlm.host.redact import redact
@@ -46,13 +46,15 @@ _LISTS: dict[str, Callable[[object], bool]] = {
     "phases": lambda entry: isinstance(entry, dict),
     "passed_over": lambda entry: isinstance(entry, list) and [type(x) for x in entry] == [int, int],
     "rollbacks": lambda entry: not files.problem(entry, {"steps": [files.whole(0)], "time": files.NUMBER}),
+    "receipt": lambda entry: isinstance(entry, dict),  # `run.receipt` names links that were changed
 }
 
 
-def read(folder: pathlib.Path) -> dict[str, typing.Any]:
-    """Returns the content of run.json: lists `starts`, `phases`, `passed_over`, `rollbacks`; empty lists without a file.
+def read(folder: pathlib.Path, mend: bool = True) -> dict[str, typing.Any]:
+    """Returns the content of run.json: lists `starts`, `phases`, `passed_over`, `rollbacks`, `receipt`; empty without a file.
 
-    Renames a damaged file to run.json.damaged.N, and writes its undamaged lists to a new run.json.
+    Renames a damaged file to run.json.damaged.N, and writes its undamaged lists to a new run.json; without `mend` raises
+    ConfigError.
     """
     path, empty = folder / "run.json", {key: [] for key in _LISTS}
     try:
@@ -65,6 +67,8 @@ def read(folder: pathlib.Path) -> dict[str, typing.Any]:
     sound = [key for key, ok in _LISTS.items() if isinstance(lists[key], list) and all(map(ok, lists[key]))]
     if book is not None and len(sound) == len(_LISTS):
         return lists
+    if not mend:
+        raise ConfigError(f"{path} is damaged: nothing that it holds can be checked")
     names = (path.with_name(f"run.json.damaged.{number}") for number in itertools.count(1))
     aside = next(name for name in names if not name.exists())
     os.replace(path, aside)
@@ -89,6 +93,11 @@ def moment(folder: pathlib.Path, clock: files.Clock = datetime.datetime.now) -> 
     when = files.moment(clock)
     _write(folder, book | {"moment": when})
     return when
+
+
+def last_link(folder: pathlib.Path) -> str:
+    """Returns the sha256 of the last link of the receipt; "" without one."""
+    return next((link.get("sha256", "") for link in reversed(read(folder)["receipt"])), "")
 
 
 def append(folder: pathlib.Path, key: str, entry: object) -> None:
@@ -149,6 +158,7 @@ def record_start(
         "usd_per_hour": config.hardware.usd_per_hour,
         "changed": changed,
         "flops_per_token": flops_per_token,
+        "link": last_link(folder),
     }
     append(folder, "starts", start)
 
@@ -163,7 +173,9 @@ def end(
     ended = {"time": _now(), "code": code, "why": redact(why), "cause": cause}
 
     def facts(last: dict) -> dict:
-        return {} if "ended" in last and not hung else {"ended": {"step": max(step, last.get("step", 0)), **ended}}
+        if "ended" in last and not hung:
+            return {}
+        return {"ended": {"step": max(step, last.get("step", 0)), **ended, "link": last_link(folder)}}
 
     _on_last_start(folder, facts, pid)
 

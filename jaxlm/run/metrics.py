@@ -132,10 +132,10 @@ def records(path: pathlib.Path, containing: str = "") -> Iterator[dict]:
                 yield {name: v if is_number(v) or name == START else None for name, v in record.items()}
 
 
-def read(path: pathlib.Path) -> dict[int, dict]:
-    """Returns step -> metrics. Merges all lines of a step; if two lines have the same metric, the later value counts."""
+def read(path: pathlib.Path, rollbacks: Sequence[Mapping] = ()) -> dict[int, dict]:
+    """Returns step -> metrics that no rollback undid. Merges all lines of a step; the later value of a metric counts."""
     steps: dict[int, dict] = {}
-    for record in records(path):
+    for record in valid(path, "", rollbacks):
         steps.setdefault(record["step"], {}).update({name: v for name, v in record.items() if name != START})
     return steps
 
@@ -159,8 +159,11 @@ def benchmarked(path: pathlib.Path, rollbacks: Sequence[Mapping] = ()) -> set[in
 
 
 def valid(path: pathlib.Path, containing: str, rollbacks: Sequence[Mapping]) -> Iterator[dict]:
-    """Yields the `records` that no later rollback undid."""
-    for record in records(path, containing):
-        step, time = record["step"], record.get("time") or 0.0
-        if not any(step >= rollback["steps"][0] and time < rollback["time"] for rollback in rollbacks):
-            yield record
+    """Returns the `records` that no later rollback undid."""
+    return (record for record in records(path, containing) if not undone(record, rollbacks))
+
+
+def undone(record: Mapping, rollbacks: Sequence[Mapping]) -> bool:
+    """True if a later rollback undid the record, which has a `step` and perhaps a `time`."""
+    step, time = record["step"], record.get("time") or 0.0
+    return any(step >= rollback["steps"][0] and time < rollback["time"] for rollback in rollbacks)

@@ -240,6 +240,8 @@ class Phases(Hook):
         if not step or (phase and step == phase.last):
             return bool(step)
         stop = self._config.stop
+        if 0 < stop.steps <= step:
+            return True
         limited = stop.usd or stop.hours or (phase and phase.config.usd)
         if not limited or (jax.process_count() > 1 and step % self._config.log.every_steps):
             return False
@@ -275,7 +277,7 @@ class Phases(Hook):
     def _over(self, step: int | None = None) -> tuple[str, str] | None:
         """Returns (cause, why) if the run's budget is spent with steps left after `step` (None: the last logged); else None."""
         (seconds, usd), stop, steps = self.spent(), self._config.stop, self._config.train.steps
-        took = {"usd": usd, "hours": seconds / 3600}
+        took = {"usd": usd, "hours": seconds / 3600, "steps": step or (stop.steps and max(self.records(), default=0))}
         spent = [key for key, amount in took.items() if 0 < getattr(stop, key) <= amount]
         step = max(self.records(), default=0) if spent and step is None else step
         if not spent or step >= steps:

@@ -19,7 +19,7 @@ from jaxlm.devices.processes import say, together
 from jaxlm.host.redact import redact
 from jaxlm.plan import flops, forecast
 from jaxlm.plan.settle import Settled
-from jaxlm.run import differences, held_out_texts, ledger, metrics, spent
+from jaxlm.run import differences, held_out_texts, ledger, metrics, receipt, spent
 from jaxlm.run.clock import Clock
 from jaxlm.run.loggers import Writer
 from jaxlm.run.metrics import JsonLines
@@ -97,7 +97,8 @@ class Log:
         self, settled: Settled, data: Encoded, mesh: Mesh, done: int, on_full: Callable[[], None] | None
     ) -> Writer:
         asked, config = settled.asked, settled.runs
-        for line in filter(None, (jump(self._folder, asked, done), recounted(self._folder, config))):
+        lines = jump(self._folder, asked, done), recounted(self._folder, config), receipt.gap(self._folder, done)
+        for line in filter(None, lines):
             say(line)
         choices = {"attention": config.model.attention, "dtype": config.model.dtype, "mesh": dict(mesh.shape)}
         choices |= {"remat": config.model.remat, "microbatch_size": config.train.microbatch_size}

@@ -20,6 +20,7 @@ from jaxlm.config import config_files
 from jaxlm.data.tokenizer import coder
 from jaxlm.eval import results
 from jaxlm.interop import card
+from jaxlm.run import ledger, receipt
 from jaxlm.run.checkpoints import meta, saving
 from jaxlm.run.workdir import TOKENIZER
 from jaxlm.train import origin
@@ -51,12 +52,16 @@ def run(tmp_path_factory):
 
 
 def test_a_run_is_exported_with_its_card(run, tmp_path, capsys):
-    out = tmp_path / "out"
+    out, links = tmp_path / "out", [{"step": 0, "sha256": "5e"}]
+    ledger.put(run, "receipt", links)
     assert cli.main(["export", str(run), "--to=hf", f"--out={out}", "--json"]) == 0
+    assert json.loads((out / "receipt.json").read_bytes()) == {"proves": receipt.PROVES, "links": links}
+    ledger.put(run, "receipt", [])
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert said["path"] == str(out)
     assert said["dtype"] == "bf16"
     names = {path.name for path in out.iterdir()}
+    assert "receipt.json" in json.loads((out / "jaxlm_export.json").read_bytes())["sha256"]
     assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "README.md"} <= names
     card = (out / "README.md").read_text()
     front = yaml.safe_load(card.split("---")[1])

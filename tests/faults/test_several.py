@@ -7,6 +7,8 @@ import pytest
 from faults.harness import STEPS, curve, digests, steps, verified
 from faults.test_damage import flip, largest
 
+from jaxlm.run import ledger, receipt
+
 pytestmark = pytest.mark.faults
 SILENT_S = {"distributed__heartbeat_s": 10.0}
 
@@ -41,6 +43,15 @@ def test_kill_9_of_both_and_on_with_two(place, killed):
     place.copy("both", killed)
     said = finish(place, "both")
     assert "resuming at step 8" in said[0]
+    book = ledger.read(place.root / "both")
+    linked = {
+        link["step"] for link in book["receipt"]
+    }  # by what both hashed; the kill may have come before the link of 8
+    assert {*range(4, STEPS + 1, 4)} - linked <= {8}
+    checkpoints = place.root / "both/checkpoints"
+    assert len(steps(place.root / "both")) == 2
+    for step in steps(place.root / "both"):
+        assert receipt.of_checkpoint(checkpoints / str(step), receipt.valid(book)[step]) == ""
 
 
 def test_two_processes_become_one(place, killed):

@@ -11,7 +11,7 @@ from jaxlm.config import config_files
 from jaxlm.host import files
 from jaxlm.run import ledger
 
-EMPTY = {"starts": [], "phases": [], "passed_over": [], "rollbacks": []}
+EMPTY = {"starts": [], "phases": [], "passed_over": [], "rollbacks": [], "receipt": []}
 
 
 def record_start(folder, step=0, *keys):

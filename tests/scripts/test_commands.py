@@ -76,7 +76,7 @@ SMALLER = {
     "--config.origin=SFT_RUN": "--config.origin=runs/sft",
     "--help=SECTION": "--help=optim",
     **dict.fromkeys(("--step=100", "--step=N"), "--step=2"),
-    **dict.fromkeys(("--steps=2000", "--steps=N"), "--steps=6"),
+    **dict.fromkeys(("--steps=2000", "--steps=N", "--steps=460"), "--steps=6"),
     "--sweep=8192,16384,32768": "--sweep=512,1024",
     "--took=FOLDER": "--took=TOOK",
     "runs/sft@200": "runs/sft@2",

@@ -260,6 +260,7 @@ def test_rows_that_somebody_mangled_are_left_out(change):
     [
         ({"usd": 20.0}, {"usd": 30.0}, "20 of config.stop.usd=20"),
         ({"hours": 12.5}, {"hours": 20}, "12.5 of config.stop.hours=12.5"),
+        ({"steps": 230}, {"steps": 300}, "230 of config.stop.steps=230"),
     ],
 )
 @pytest.mark.parametrize("phased", [True, False])

@@ -18,7 +18,7 @@ from jaxlm.eval import harness
 from jaxlm.host import console
 from jaxlm.plan import accelerators, settle
 from jaxlm.plan.tune import machines, tune
-from jaxlm.run import ledger, metrics, signals, spent, supervised, workdir
+from jaxlm.run import ledger, metrics, receipt, signals, spent, supervised, workdir
 from jaxlm.run.checkpoints import keep, restore
 from jaxlm.run.checkpoints.store import Checkpointer
 from jaxlm.run.clock import COMPILE, EVALUATE, MIRROR, RESTORE, SAVE, Clock, Pulse
@@ -110,7 +110,8 @@ class Attempt:
         with contextlib.ExitStack() as stack:  # what is opened first is closed last
             log = stack.enter_context(self.log)
             bill = phases.Phases(c, o.folder, log.spent)
-            options = {"pinned": bill.milestones, "mirror": o.mirror, "stopping": self.stop.asked}
+            link = functools.partial(receipt.link, o.folder, o.ready.data.data.sha256)
+            options = {"pinned": bill.milestones, "mirror": o.mirror, "saved": link, "stopping": self.stop.asked}
             checkpointer = Checkpointer(o.folder / "checkpoints", c.checkpoint, scores=o.scores, **options)
             stack.callback(checkpointer.close)  # a save in flight is finished, even if the loop failed
             if ending := bill.begin() or stability.held_back(self._rollbacks(), c):

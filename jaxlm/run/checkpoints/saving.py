@@ -1,12 +1,13 @@
 """Saves one checkpoint while training goes on: writes it, reads it back from the disk, and seals it with checksums."""
 
 import itertools
+import json
 import logging
 import pathlib
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import orbax.checkpoint as ocp
@@ -47,14 +48,20 @@ class Votes:
     def barrier(self, *, key: str = "", timeout_ms: int) -> None:
         """Waits until all processes have reached this barrier. Raises ToldError with a failed process's error."""
         del key
-        if jax.process_count() == 1:
-            return
-        stage, self._stages = self._stages, self._stages + 1
-        self._write(stage, _OK)
-        for process in range(jax.process_count()):
-            vote = distributed.global_state.client.blocking_key_value_get(self._key(stage, process), timeout_ms)
+        for vote in self.exchange(_OK, timeout_ms):
             if vote != _OK:
                 raise ToldError(vote)
+
+    def exchange(self, value: str, timeout_ms: int) -> Iterator[str]:
+        """Gives a value to all processes, and yields each one's, first this one's; of a process that failed, its error."""
+        if jax.process_count() == 1:
+            yield value
+            return
+        stage, self._stages = self._stages, self._stages + 1
+        self._write(stage, value)
+        here, count = jax.process_index(), jax.process_count()
+        for process in (here, *(other for other in range(count) if other != here)):
+            yield distributed.global_state.client.blocking_key_value_get(self._key(stage, process), timeout_ms)
 
     def fail(self, why: str) -> None:
         """Tells the others that this process failed, and will reach no further barrier of this save."""
@@ -84,14 +91,16 @@ class Saving:
       left_behind: True if threads of Orbax, here or in another process, may still wait for a process that failed.
       done: set when the save has ended, well or not; then the other attributes are final.
       failed: why the checkpoint could not be written or read back, in one line; "" if it could.
+      sha256s: name -> sha256 of each array if they are wanted; {} if that failed. For the first process only.
     """
 
-    def __init__(self, folder: pathlib.Path, items: dict[str, dict], meta: dict):
+    def __init__(self, folder: pathlib.Path, items: dict[str, dict], meta: dict, hashed: bool = False):
         self.folder, self.step, self.began = folder, int(folder.name), time.monotonic()
         self._items, self._meta = items, meta
         self.copied, self.done = threading.Event(), threading.Event()
         self.written, self.left_behind = False, False
         self.failed, self.full, self.differs, self.verified, self.verify_s = "", False, "", False, 0.0
+        self.sha256s, self._hashed = {}, hashed
         self.at = "checking the folder"  # what the save does right now, for the user
         self._left = False
         # A daemon, and so are the threads that it starts: a save that hangs must not keep the program from ending.
@@ -107,10 +116,13 @@ class Saving:
             logging.getLogger(name).addFilter(_QUIET)  # adding it again does nothing
         try:
             self._write(votes)
+            votes.barrier(timeout_ms=_TIMEOUT_S * 1000)  # the folder has its name
             if jax.process_index() == 0:
                 began = time.monotonic()
                 self._verify()
                 self.verify_s = time.monotonic() - began
+            if self._hashed and not self._left:
+                self._hash(votes)
         except Exception as error:  # whatever the error is, training must go on, and one line must say it
             self.failed, self.full = damage.words(error, self.folder), damage.full(error)
             votes.fail(self.failed)
@@ -164,6 +176,18 @@ class Saving:
         if not self.differs and not self._left:
             verify.write_checksums(self.folder)
             self.verified = True
+
+    def _hash(self, votes: Votes) -> None:
+        """Sets `sha256s`. Of several processes each hashes its share of the arrays. Never raises: the checkpoint is whole."""
+        self.at = "hashing"
+        names = sorted(self._meta["digests"])[jax.process_index() :: jax.process_count()]
+        try:
+            shares = votes.exchange(json.dumps(verify.sha256s(self.folder, names)), _TIMEOUT_S * 1000)
+            for share in [next(shares)] if jax.process_index() else shares:
+                self.sha256s |= json.loads(share)
+        except Exception as error:  # of a disk, of TensorStore, of another process
+            self.sha256s = {}
+            votes.fail(str(error))
 
 
 def probe(folder: pathlib.Path) -> None:

@@ -40,6 +40,7 @@ class Checkpointer:
       scores: step -> score (`run.scores`); the checkpoint with the lowest score is best. The caller may add steps later.
       pinned: steps that rotation never deletes.
       mirror: gets each checkpoint once it is verified, before rotation deletes it; None on all processes but the first.
+      saved: called on the first process with (the step, name -> sha256 of each array, the steps that stay) of each whole save.
       stopping: True once the run was asked to stop; waits are then short.
       read_only: True for programs that only restore; then nothing is written.
 
@@ -58,6 +59,7 @@ class Checkpointer:
         scores: typing.Mapping[int, float] | None = None,
         pinned: typing.Collection[int] = (),
         mirror: "Mirror | None" = None,
+        saved: typing.Callable[[int, dict[str, str], typing.Collection[int]], object] | None = None,
         stopping: typing.Callable[[], bool] = lambda: False,
         read_only: bool = False,
     ):
@@ -66,7 +68,7 @@ class Checkpointer:
             raise ConfigError(f"no checkpoints in {self.directory}: is --config.workdir the folder of a run?")
         self._config, self._scores, self._read_only = config, {} if scores is None else scores, read_only
         self._pinned, self._mirror, self._stopping = {*pinned}, mirror, stopping
-        self._held = -1  # the step that `hold` keeps
+        self._held, self._saved = -1, saved  # the step that `hold` keeps
         self.failing, self.abandoned, self.left_behind, self.verify_s = "", False, False, 0.0
         self._saving: Saving | None = None
         self._longest_s, self._partial = 0.0, set()  # of all saves; the steps of those that failed
@@ -134,7 +136,8 @@ class Checkpointer:
             say(f"step {step} is not saved: {bad[0]} has a number that is not finite; the older checkpoints stay")
             return False
         self._partial.discard(step)
-        self._saving = Saving(self.directory / str(step), items, meta.sealed(meta_of_run, step, digests))
+        sealed = meta.sealed(meta_of_run, step, digests)
+        self._saving = Saving(self.directory / str(step), items, sealed, hashed=self._saved is not None)
         self._wait(self._saving.copied)  # the next step donates the state
         return True
 
@@ -238,6 +241,8 @@ class Checkpointer:
             with contextlib.suppress(OSError):  # a folder that can't be listed now is rotated after the next save
                 self._rotate()
             self._beside(self.reserve.make)
+        if self._saved:
+            self._saved(saving.step, saving.sha256s, self._steps)
 
     def _failed(self, saving: Saving) -> None:
         """Says that a save failed, cleans up after it, and sets the time of the next try."""

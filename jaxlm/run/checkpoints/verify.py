@@ -119,6 +119,13 @@ def _chunks(folder: pathlib.Path, names: Iterable[str]) -> Iterator[_Chunk]:
             yield _Chunk(name, start, array.shape, piece.size * array.dtype.numpy_dtype.itemsize, piece.read)
 
 
+def sha256s(folder: pathlib.Path, names: Iterable[str]) -> dict[str, str]:
+    """Returns name -> sha256 of each array's bytes in row-major order, reading one at a time. Raises as TensorStore does."""
+    with plain_path(folder) as plain:
+        arrays = ((name, np.ascontiguousarray(open_array(plain, name).result().read().result())) for name in names)
+        return {name: hashlib.sha256(array.reshape(-1).view(np.uint8)).hexdigest() for name, array in arrays}
+
+
 def write_checksums(folder: pathlib.Path) -> None:
     """Writes the size and the sha256 of each file to CHECKSUMS, which marks the checkpoint as verified."""
     names = files(folder)

@@ -1,0 +1,157 @@
+"""`jaxlm verify RUN`: checks a run's receipt, trains some of its steps again in another folder, and compares.
+
+It writes nothing into RUN. Of a run without a receipt, which older versions did not write, it compares the metrics alone.
+"""
+
+import argparse
+import functools
+import json
+import math
+import os
+import pathlib
+import shutil
+import statistics
+import tempfile
+from collections.abc import Iterator
+
+import numpy as np
+
+from jaxlm import config as config_lib
+from jaxlm.config import Config, ConfigError, config_files
+from jaxlm.host import console
+from jaxlm.run import differences, ledger, metrics, receipt
+from jaxlm.run.checkpoints import keep, meta, restore
+from jaxlm.run.survive import supervisor, train_in_child
+
+_STEPS = 20
+_CLOSE = 0.01  # of the way that the steps moved the weights, on another machine
+# The replay writes the metrics of each step, saves at recorded steps alone, and tells nobody.
+_KEYS = ("log.every_steps=1", "log.wandb=", "profile.steps=", "checkpoint.mirror=", "checkpoint.every_minutes=0")
+_KEYS += ("notify.heartbeat_url=", "runs.notices=()", "distributed.auto=False", "distributed.coordinator=")
+_KEYS += ("distributed.num_processes=0",)
+
+
+def run(config: Config, args: argparse.Namespace) -> int:
+    """Prints what a receipt proves, what was changed, what a replay costs, and what differs in it. Returns 0, or 3."""
+    folder = pathlib.Path(config.workdir).resolve()
+    if not config.workdir or not (folder / "metrics.jsonl").is_file():
+        raise ConfigError(f"no run that was trained in {folder}: jaxlm verify RUN, with the folder of a run")
+    if args.steps < 0 or (args.steps and args.until_digest):
+        raise ConfigError("give --steps=N with N above 0, or --until-digest")
+    supervisor.wanted("on")  # or says that this needs Linux
+    print(receipt.PROVES)
+    book = ledger.read(folder, mend=False)
+    links, checkpoints = receipt.valid(book), folder / "checkpoints"
+    with console.working("reading checkpoints and data"):
+        faults = {n: receipt.of_checkpoint(checkpoints / str(n), links.get(n)) for n in keep.steps(checkpoints)}
+        data = receipt.of_data(config.data.dir, book) if config.program == "pretrain" else ""
+    wrong = [*receipt.changed(folder, book), *filter(None, (*faults.values(), data))]
+    sound = f"unchanged: {len(book['receipt'])} links, up to step {max(links, default=0)}, and what they cover"
+    for line in wrong or [sound if links else "no receipt: nothing is saved yet, or an older version trained this"]:
+        print(line)
+    if data:
+        print("no replay: its data is gone or changed")
+        return 3
+    # A checkpoint without a link was saved right before a kill, or a rollback undid it.
+    begins = {0, *(step for step in keep.steps(checkpoints) if faults.get(step) == "" and (step in links or not links))}
+    logged = () if args.until_digest else metrics.read(folder / "metrics.jsonl", book["rollbacks"])
+    ends, steps = {*begins, *links, *logged}, 1 if args.until_digest else args.steps or _STEPS
+    if not (last := max(ends)):
+        raise ConfigError(f"{folder} has {'saved' if args.until_digest else 'logged'} no step yet")
+    begin = max(step for step in begins if step <= max(last - steps, 0))
+    until = min(step for step in ends if step >= min(begin + steps, last))  # so that something is recorded of its end
+    whole, (until, keys) = until, _as_it_was(folder, book["starts"], begin, until)
+    print(_price(config, begin, until) + f"; at step {until} the config was changed" * (until < whole))
+    keys += [*_KEYS, f"data.dir={config.data.dir}", f"stop.steps={until}"]
+    keys += [f"checkpoint.every_steps={math.gcd(*(step for step in links if begin < step <= until))}"]
+    with tempfile.TemporaryDirectory(prefix="jaxlm-verify-") as place:
+        again = config_lib.resolve(config_files.of_run(folder, [*keys, f"workdir={place}", *args.overrides]))
+        if why := _trained(folder, book, begin, until, again):
+            print(f"no replay: {why}".replace(place, str(folder)))
+            return 3 if wrong else 1
+        results = [*_compared(folder, book, pathlib.Path(place), begin, until)]
+    words = f"steps {begin + 1} to {until}{' (all of them)' * ((begin, until) == (0, last))}"
+    same = [same for same, _ in results]
+    verdict = "do not repeat" if False in same else "repeat" if True in same else "can't be judged on this machine"
+    for line in (*(line for _, line in results), f"{words} {verdict}"):
+        print(line)
+    return 0 if verdict == "repeat" and not wrong else 3
+
+
+def _as_it_was(folder: pathlib.Path, starts: list[dict], begin: int, until: int) -> tuple[int, list[str]]:
+    """Returns (the last step trained with one config, overrides that take back what later starts changed in the config)."""
+    keys, undone = {*config_files.flat_keys(config_files.of_run(folder, []))}, []
+    for start in reversed(starts):
+        if (step := start.get("step", 0)) <= begin:
+            break
+        changed = {row["name"]: row["was"] for row in start.get("changed", ()) if row["name"] in keys}
+        undone += [f"{key}={tuple(was) if isinstance(was, list) else was}" for key, was in changed.items()]
+        until = min(until, step) if changed else until
+    return until, undone
+
+
+def _price(config: Config, begin: int, until: int) -> str:
+    records = metrics.records(pathlib.Path(config.workdir, "metrics.jsonl"))
+    speed = statistics.median([r["tokens_per_second"] for r in records if r.get("tokens_per_second")] or [math.nan])
+    seconds = (until - begin) * config.train.batch_size * config.train.seq_len / speed
+    cost = f", {console.dollars(seconds / 3600 * config.hardware.usd_per_hour)}" * bool(config.hardware.usd_per_hour)
+    price = f"{console.duration(seconds)}{cost} at the run's own speed" if seconds > 0 else "a time unknown as yet"
+    where = f"checkpoint {begin}" if begin else "its beginning"
+    return f"replaying steps {begin + 1} to {until} from {where}: {until - begin} steps, {price}, and a start"
+
+
+def _trained(folder: pathlib.Path, book: dict, begin: int, until: int, config: Config) -> str:
+    """Trains the steps in `config.workdir`, an empty folder, from checkpoint `begin`. Returns "", or why it failed."""
+    place = pathlib.Path(config.workdir)
+    (place / "config.json").write_text(config_lib.to_json(config))
+    (place / "run.json").write_text(json.dumps(book | {"starts": [], "phases": [], "receipt": []}))
+    for path in (
+        *folder.glob("*.npz"),
+        *folder.glob("without.jsonl"),
+    ):  # a reference's words on pairs, documents to leave out
+        shutil.copy(path, place)
+    if begin or keep.imported(folder / "checkpoints"):
+        saved = pathlib.Path("checkpoints", str(begin))  # links to its files: what is written beside them stays here
+        shutil.copytree(folder.resolve() / saved, place / saved, copy_function=os.symlink)
+    with console.working("replaying", end=False, quiet=True):
+        if train_in_child.train(config) == 4:
+            raise KeyboardInterrupt
+    done = max(metrics.read(place / "metrics.jsonl"), default=0)
+    return "" if done >= until else train_in_child.last_words(place)
+
+
+def _compared(folder: pathlib.Path, book: dict, place: pathlib.Path, begin: int, until: int) -> Iterator[tuple]:
+    """Yields (True if it repeats, False if not, None if it proves neither; a line) for code, machine, metrics and states."""
+    found, here = differences.compare(folder, place), ledger.read(place)
+    was, now = ((books["starts"] or [{}])[-1] for books in (book, here))
+    rows = [row for row in found["inputs"] if row["what"] in ("code", "packages", "hardware", "choices")]
+    for row in rows:
+        yield None, f"{row['what']} {row['name']}: {row['a']} then, {row['b']} now"
+    if (now["git"] or {}).get("dirty"):
+        yield None, "code: now with changes that are in no commit"
+    hardware = now["hardware"]
+    alike = hardware["platform"] != "cpu" or hardware["host"] == (was.get("hardware") or {}).get("host")
+    differs = False if alike and all(row["what"] == "code" for row in rows) else None
+    yield differs if found["parted"] else True, f"metrics: {found['verdict']}"
+    links, replayed = receipt.valid(book), receipt.valid(here)
+    for step in (step for step in links if begin < step <= until):
+        new, old, begun = (at / f"checkpoints/{n}" for at, n in ((place, step), (folder, step), (folder, begin)))
+        if step not in replayed:
+            yield None, f"step {step}: not compared, since the save before it was not done yet"
+        elif replayed[step]["state"] == links[step]["state"]:
+            yield True, f"step {step}: all arrays are equal to the bit"
+        elif all(path.is_dir() for path in (new, old, begun)):
+            share = _apart(new, old, begun)
+            line = f"step {step}: the weights differ by {100 * share:.2g}% of their way since step {begin}"
+            yield (share <= _CLOSE if differs is None else False), line
+        else:
+            yield differs, f"step {step}: the arrays differ"
+
+
+def _apart(new: pathlib.Path, old: pathlib.Path, begun: pathlib.Path) -> float:
+    """Returns how far the weights of two checkpoints are apart, as a share of the way of `old` from `begun`."""
+    read, moved, apart = functools.cache(restore.reader), 0.0, 0.0
+    for item, _, name in (name.partition("/") for name in meta.read(old)["digests"] if not name.startswith("train/")):
+        a, b, c = (read(place, item)(name).astype(np.float64) for place in (new, old, begun))
+        moved, apart = moved + float(np.sum((b - c) ** 2)), apart + float(np.sum((a - b) ** 2))
+    return (apart / moved) ** 0.5 if moved else float(apart > 0)

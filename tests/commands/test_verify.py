@@ -1,0 +1,89 @@
+"""`jaxlm verify` names what was changed, and begins no replay that can not be true. Replays: tests/faults/test_receipt.py."""
+
+import shutil
+
+import jax.numpy as jnp
+import optax
+import pytest
+import tiny_receipt
+
+from jaxlm.cli import cli
+from jaxlm.commands import verify
+from jaxlm.run import receipt
+from jaxlm.run.checkpoints.store import Checkpointer
+from jaxlm.step import state as states
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return tiny_receipt.make(tmp_path_factory.mktemp("run"))
+
+
+def said(capsys, *words) -> tuple[int, list[str], str]:
+    code = cli.main(["verify", *map(str, words)])
+    out, err = capsys.readouterr()
+    return code, out.splitlines(), err
+
+
+def test_changed_data_is_named_and_not_trained_on(capsys, run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    before = (copy / "config.json").read_bytes()
+    shard = next((copy / "data/train/a").glob("*.array_record"))
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    code, out, err = said(capsys, copy)
+    assert (code, err) == (3, "")
+    assert out[0] == receipt.PROVES
+    assert out[1].startswith(f"{shard} is damaged")
+    assert out[2:] == ["no replay: its data is gone or changed"]
+    shutil.rmtree(copy / "data")
+    (copy / "run.json").write_bytes((copy / "run.json").read_bytes().replace(b'"before": ""', b'"before": "x"'))
+    code, out, err = said(capsys, copy)
+    assert (code, out[1], out[3]) == (
+        3,
+        "link 1 of 3 in run.json was changed",
+        "no replay: its data is gone or changed",
+    )
+    assert "no manifest.json" in out[2]
+    assert (copy / "config.json").read_bytes() == before
+
+
+def test_what_can_not_be_verified_is_one_line(capsys, run, tmp_path):
+    for words, line in (
+        ([run, "--steps=-3"], "jaxlm: give --steps=N with N above 0, or --until-digest"),
+        ([run, "--steps=3", "--until-digest"], "jaxlm: give --steps=N with N above 0, or --until-digest"),
+        ([run, "--step=3"], "jaxlm: unknown argument '--step=3'; did you mean --steps?"),
+    ):
+        assert said(capsys, *words) == (2, [], f"{line}\n")
+    copy = shutil.copytree(run, tmp_path / "run")
+    (copy / "run.json").write_text("{")
+    code, _, err = said(capsys, copy)
+    assert (code, err) == (2, f"jaxlm: {copy}/run.json is damaged: nothing that it holds can be checked\n")
+    assert not list(copy.glob("run.json.*"))
+    (copy / "metrics.jsonl").unlink()
+    code, _, err = said(capsys, copy)
+    assert (code, err) == (2, f"jaxlm: no run that was trained in {copy}: jaxlm verify RUN, with the folder of a run\n")
+
+
+def test_what_later_starts_changed_is_taken_back(run):
+    starts = [
+        {"step": 0, "changed": []},
+        {"step": 10, "changed": [{"name": "train.steps", "was": 20, "is": 30}, {"name": "jax", "was": "1", "is": "2"}]},
+        {"step": 12, "changed": [{"name": "code.commit", "was": "a", "is": "b"}]},
+        {"step": 20, "changed": [{"name": "sample.prompts", "was": ["a"], "is": []}]},
+    ]
+    assert verify._as_it_was(run, starts, 0, 25) == (10, ["sample.prompts=('a',)", "train.steps=20"])
+    assert verify._as_it_was(run, starts, 10, 15) == (15, ["sample.prompts=('a',)"])
+    assert verify._as_it_was(run, starts, 20, 25) == (25, [])
+
+
+def test_weights_are_measured_by_the_way_that_they_came(tmp_path):
+    for name, value in (("begun", 1.0), ("old", 3.0), ("new", 3.01)):
+        checkpointer = Checkpointer(tmp_path / name)
+        checkpointer.save(states.init({"params": {"a": jnp.full((4,), value)}}, optax.sgd(1.0)), {})
+        checkpointer.close()
+    places = {name: tmp_path / name / "0" for name in ("new", "old", "begun")}
+    assert verify._apart(*places.values()) == pytest.approx(0.005, rel=1e-4)
+    assert verify._apart(places["old"], places["old"], places["begun"]) == 0
+    assert verify._apart(places["new"], places["old"], places["old"]) == 1
