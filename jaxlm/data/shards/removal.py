@@ -16,7 +16,6 @@ from jaxlm.data.shards import search, shards
 from jaxlm.data.shards.manifest import PARENT
 from jaxlm.data.shards.search import Match
 from jaxlm.data.shards.shards import DataDir
-from jaxlm.data.tokenizer.decoder import Decoder
 from jaxlm.host import files
 from jaxlm.host.console import Say, Tell, count
 
@@ -115,7 +114,7 @@ def _check_out(out: pathlib.Path) -> None:
 
 def _places(data: DataDir, keys: set[Key]) -> dict[tuple[str, str], set[int]]:
     """Returns (source, split) -> where the listed documents begin. Raises ConfigError if one is not there with this text."""
-    decode, missing = Decoder(data.tokenizer()), set(keys)
+    decode, missing = data.decoder(), set(keys)
     places: dict[tuple[str, str], set[int]] = collections.defaultdict(set)
     for source, split in {key[:2] for key in keys if key[0] in data.sources and key[1] in shards.SPLITS}:
         wanted = {key[2] for key in keys if key[:2] == (source, split)}

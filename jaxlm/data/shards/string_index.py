@@ -1,0 +1,143 @@
+"""An index of a data directory's text: in which documents a string may be. Needs tantivy, the extra `trace`.
+
+The decoded text of each stream is cut into blocks that overlap, and tantivy indexes each block's byte triples. A block that
+has all triples of a string may hold the string; `search` then looks. tantivy does not check its files, so `_DIGESTS` has the
+sha256 of each, compared when the index is opened. It is written last: a folder without it is no index.
+"""
+
+import bisect
+import contextlib
+import importlib
+import importlib.util
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from jaxlm.config import config_files
+from jaxlm.data.shards import search
+from jaxlm.data.shards.search import Places
+from jaxlm.data.shards.shards import DataDir
+from jaxlm.data.shards.verify import file_sha256
+from jaxlm.host import files
+from jaxlm.host.console import Tell, say, working
+from jaxlm.host.errors import pip_install
+
+tantivy = importlib.import_module("tantivy") if importlib.util.find_spec("tantivy") else None
+
+SHORTEST = 3  # bytes of a string that can be looked up
+_BLOCK, _OVERLAP = 32 << 10, 1 << 10  # bytes; of a longer string the first `_OVERLAP` bytes are looked up
+_PLACE = ("stream", "first", "stop")  # of a block: its stream's number, the range of tokens of its documents
+_DIGESTS = "sha256.json"
+_CACHE = "~/.cache/jaxlm/index"  # for data that others own, or that can't be written
+_HEAP, _THREADS = 64_000_000, 2  # of tantivy's writer, bytes and threads
+_QUEUED = 1024  # blocks given to tantivy before it is waited for: they are held in memory
+_WAIT_S = 3600.0  # for another process that builds the same index
+
+
+class StringIndex:
+    def __init__(self, data: DataDir, folder: pathlib.Path):
+        self._streams, index = search.streams(data), tantivy.Index.open(str(folder))
+        self._schema, self._searcher = index.schema, index.searcher()
+
+    def places(self, needles: Iterable[bytes]) -> Places:
+        """Returns the places of the documents that may hold one of the strings, each of at least `SHORTEST` bytes."""
+        blocks: set[tuple[int, ...]] = set()
+        for needle in needles:
+            blocks.update(self._blocks(needle[:_OVERLAP].decode("latin-1")))
+        places: dict[tuple[str, str], list[tuple[int, int]]] = {}
+        for stream, first, stop in sorted(blocks):
+            ranges = places.setdefault(self._streams[stream], [])
+            if ranges and first <= ranges[-1][1]:  # neighbours share documents
+                first, stop = ranges[-1][0], max(stop, ranges.pop()[1])
+            ranges.append((first, stop))
+        return places
+
+    def _blocks(self, text: str) -> Iterable[tuple[int, ...]]:
+        triples = {text[at : at + SHORTEST] for at in range(len(text) - SHORTEST + 1)}
+        terms = [(tantivy.Occur.Must, tantivy.Query.term_query(self._schema, "text", triple)) for triple in triples]
+        # In the order of a field no block is scored.
+        options = {"limit": max(1, self._searcher.num_docs), "count": False, "order_by_field": "first"}
+        hits = [block for _, block in self._searcher.search(tantivy.Query.boolean_query(terms), **options).hits]
+        return zip(*(self._searcher.fast_field_values(name, hits) for name in _PLACE), strict=True)
+
+
+def open_index(data: DataDir) -> StringIndex | None:
+    """Opens the index of the data, or builds it. None, with a line that says why, if there can be none."""
+    if not tantivy:
+        say(f"all tokens are searched: {pip_install('trace')} adds an index, by which this takes a moment")
+        return None
+    mine = data.path.stat().st_uid == os.geteuid() and os.access(data.path, os.W_OK)
+    home = data.path / "index" if mine else pathlib.Path(_CACHE).expanduser()
+    folder = home / data.sha256[:16]
+    try:
+        if not _sound(folder):
+            home.mkdir(parents=True, exist_ok=True)
+            with files.lock(home, "builds an index in", "data", wait_s=_WAIT_S):
+                if not _sound(folder):
+                    _build(data, folder)
+        return StringIndex(data, folder)
+    except (OSError, ValueError) as error:  # ValueError: tantivy's
+        say(f"no index in {home} ({config_files.first_line(error)}): all tokens are searched")
+        return None
+
+
+def _sound(folder: pathlib.Path) -> bool:
+    """True if all files of an index are as they were written."""
+    stored = files.json_there(folder / _DIGESTS)
+    with contextlib.suppress(OSError, *files.MANGLED), ThreadPoolExecutor(files.threads()) as pool:
+        digests = pool.map(file_sha256, (folder / name for name in stored["files"]))
+        same = stored["files"] == dict(zip(stored["files"], digests, strict=True))
+        return same and stored["by"] == tantivy.__version__
+    return False
+
+
+def _build(data: DataDir, folder: pathlib.Path) -> None:
+    """Builds the index beside `folder`, then moves it there. Removes indexes of older data, and what an interrupted build left.
+
+    Raises OSError or, as tantivy does, ValueError if a file can't be written.
+    """
+    home, part, writer = folder.parent, folder.with_name("unfinished"), None
+    if folder.exists():
+        say(f"the index {folder} is damaged, or made by another version of tantivy: it is built again")
+    for old in home.iterdir() if home.parent == data.path else (folder, part):
+        shutil.rmtree(old, ignore_errors=True)
+    schema = tantivy.SchemaBuilder().add_text_field("text", tokenizer_name="triples", index_option="basic")
+    for name in _PLACE:
+        schema.add_integer_field(name, fast=True)
+    try:
+        part.mkdir()
+        index = tantivy.Index(schema.build(), str(part))
+        triples = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.ngram(SHORTEST, SHORTEST)).build()
+        index.register_tokenizer("triples", triples)
+        writer = index.writer(_HEAP, _THREADS)
+        with working("building an index of the text", search.tokens_to_search(data), "tokens") as tell:
+            for number, block in enumerate(_blocks(data, tell), start=1):
+                writer.add_document(tantivy.Document(**block))
+                if number % _QUEUED == 0:
+                    writer.commit()
+            writer.commit()
+            writer.wait_merging_threads()
+        digests = {path.name: file_sha256(path) for path in part.iterdir() if path.suffix != ".lock"}
+        files.write_atomically(part / _DIGESTS, json.dumps({"by": tantivy.__version__, "files": digests}).encode())
+        part.rename(folder)
+    finally:
+        writer = None  # waits for its threads, which write into the folder
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _blocks(data: DataDir, tell: Tell) -> Iterator[dict[str, str | int]]:
+    """Yields the blocks of all streams: the `text` as latin-1, a character a byte, and `_PLACE`."""
+    decode, done = data.decoder(), 0
+    for number, stream in enumerate(search.streams(data)):
+        for group, ids_N in search.documents(data, *stream):
+            raw, ends_N1 = decode(ids_N)
+            begins = ends_N1[[each.start - group[0].start for each in group]].tolist()
+            for begin in range(0, len(raw), _BLOCK - _OVERLAP):
+                first = group[bisect.bisect_right(begins, begin) - 1].start
+                last = group[bisect.bisect_left(begins, begin + _BLOCK) - 1]
+                text = raw[begin : begin + _BLOCK].decode("latin-1")
+                yield {"text": text, "stream": number, "first": first, "stop": last.start + last.tokens}
+            tell(done := done + len(ids_N))
