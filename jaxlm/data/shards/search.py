@@ -17,7 +17,7 @@ from jaxlm.data.shards.shards import SPLITS, DataDir, Document
 from jaxlm.data.tokenizer.decoder import Decoder
 from jaxlm.host.console import Tell
 
-_AT_ONCE = 1 << 20  # tokens decoded at a time, or one document
+_AT_ONCE = 1 << 18  # tokens decoded at a time, or one document
 _AROUND = 30  # bytes or characters shown before and after a match
 _PROBE = 32  # bytes that are looked up
 _SHORTEST = 64  # bytes of a copy

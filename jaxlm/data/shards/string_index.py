@@ -7,8 +7,10 @@ sha256 of each, compared when the index is opened. It is written last: a folder 
 
 import bisect
 import contextlib
+import functools
 import importlib
 import importlib.util
+import itertools
 import json
 import os
 import pathlib
@@ -28,25 +30,29 @@ from jaxlm.host.errors import pip_install
 tantivy = importlib.import_module("tantivy") if importlib.util.find_spec("tantivy") else None
 
 SHORTEST = 3  # bytes of a string that can be looked up
-_BLOCK, _OVERLAP = 32 << 10, 1 << 10  # bytes; of a longer string the first `_OVERLAP` bytes are looked up
+_BLOCK, _OVERLAP = 64 << 10, 1 << 10  # bytes; of a longer string the first `_OVERLAP` bytes are looked up
 _PLACE = ("stream", "first", "stop")  # of a block: its stream's number, the range of tokens of its documents
 _DIGESTS = "sha256.json"
 _CACHE = "~/.cache/jaxlm/index"  # for data that others own, or that can't be written
-_HEAP, _THREADS = 64_000_000, 2  # of tantivy's writer, bytes and threads
-_QUEUED = 1024  # blocks given to tantivy before it is waited for: they are held in memory
+_TOGETHER = 2048  # blocks of one of tantivy's indexes: it holds them in memory, and merging its files would take more
+_HEAP = 64_000_000  # bytes of tantivy's writer
+_SMALL = 4 << 20  # tokens: for fewer it has one thread, since what each thread writes has all triples again
 _WAIT_S = 3600.0  # for another process that builds the same index
 
 
 class StringIndex:
     def __init__(self, data: DataDir, folder: pathlib.Path):
-        self._streams, index = search.streams(data), tantivy.Index.open(str(folder))
-        self._schema, self._searcher = index.schema, index.searcher()
+        self._streams, self._searchers = search.streams(data), []
+        for part in sorted(folder.glob("*/")):
+            index = tantivy.Index.open(str(part))
+            index.config_reader("manual")  # by default a thread of each watches its folder
+            self._searchers.append(index.searcher())
 
     def places(self, needles: Iterable[bytes]) -> Places:
         """Returns the places of the documents that may hold one of the strings, each of at least `SHORTEST` bytes."""
         blocks: set[tuple[int, ...]] = set()
         for needle in needles:
-            blocks.update(self._blocks(needle[:_OVERLAP].decode("latin-1")))
+            blocks.update(self._blocks(needle[:_OVERLAP].lower().decode("latin-1")))
         places: dict[tuple[str, str], list[tuple[int, int]]] = {}
         for stream, first, stop in sorted(blocks):
             ranges = places.setdefault(self._streams[stream], [])
@@ -55,13 +61,22 @@ class StringIndex:
             ranges.append((first, stop))
         return places
 
-    def _blocks(self, text: str) -> Iterable[tuple[int, ...]]:
+    def _blocks(self, text: str) -> Iterator[tuple[int, ...]]:
         triples = {text[at : at + SHORTEST] for at in range(len(text) - SHORTEST + 1)}
-        terms = [(tantivy.Occur.Must, tantivy.Query.term_query(self._schema, "text", triple)) for triple in triples]
-        # In the order of a field no block is scored.
-        options = {"limit": max(1, self._searcher.num_docs), "count": False, "order_by_field": "first"}
-        hits = [block for _, block in self._searcher.search(tantivy.Query.boolean_query(terms), **options).hits]
-        return zip(*(self._searcher.fast_field_values(name, hits) for name in _PLACE), strict=True)
+        terms = [(tantivy.Occur.Must, tantivy.Query.term_query(_schema(), "text", triple)) for triple in triples]
+        for searcher in self._searchers:
+            # In the order of a field no block is scored.
+            options = {"limit": searcher.num_docs, "count": False, "order_by_field": "first"}
+            hits = [block for _, block in searcher.search(tantivy.Query.boolean_query(terms), **options).hits]
+            yield from zip(*(searcher.fast_field_values(name, hits) for name in _PLACE), strict=True)
+
+
+@functools.cache
+def _schema() -> "tantivy.Schema":
+    schema = tantivy.SchemaBuilder().add_text_field("text", tokenizer_name="triples", index_option="basic")
+    for name in _PLACE:
+        schema.add_integer_field(name, fast=True)
+    return schema.build()
 
 
 def open_index(data: DataDir) -> StringIndex | None:
@@ -99,33 +114,39 @@ def _build(data: DataDir, folder: pathlib.Path) -> None:
 
     Raises OSError or, as tantivy does, ValueError if a file can't be written.
     """
-    home, part, writer = folder.parent, folder.with_name("unfinished"), None
+    home, part = folder.parent, folder.with_name("unfinished")
     if folder.exists():
         say(f"the index {folder} is damaged, or made by another version of tantivy: it is built again")
     for old in home.iterdir() if home.parent == data.path else (folder, part):
         shutil.rmtree(old, ignore_errors=True)
-    schema = tantivy.SchemaBuilder().add_text_field("text", tokenizer_name="triples", index_option="basic")
-    for name in _PLACE:
-        schema.add_integer_field(name, fast=True)
     try:
-        part.mkdir()
-        index = tantivy.Index(schema.build(), str(part))
-        triples = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.ngram(SHORTEST, SHORTEST)).build()
-        index.register_tokenizer("triples", triples)
-        writer = index.writer(_HEAP, _THREADS)
-        with working("building an index of the text", search.tokens_to_search(data), "tokens") as tell:
-            for number, block in enumerate(_blocks(data, tell), start=1):
-                writer.add_document(tantivy.Document(**block))
-                if number % _QUEUED == 0:
-                    writer.commit()
-            writer.commit()
-            writer.wait_merging_threads()
-        digests = {path.name: file_sha256(path) for path in part.iterdir() if path.suffix != ".lock"}
+        tokens = search.tokens_to_search(data)
+        with working("building an index of the text", tokens, "tokens") as tell:
+            blocks = _blocks(data, tell)
+            for number, first in enumerate(blocks):
+                together = itertools.chain([first], itertools.islice(blocks, _TOGETHER - 1))
+                _write(part / f"{number:06d}", together, 1 if tokens < _SMALL else min(2, files.cores()))
+        names = (path.relative_to(part).as_posix() for path in part.glob("*/*") if path.suffix != ".lock")
+        digests = {name: file_sha256(part / name) for name in names}
         files.write_atomically(part / _DIGESTS, json.dumps({"by": tantivy.__version__, "files": digests}).encode())
         part.rename(folder)
     finally:
-        writer = None  # waits for its threads, which write into the folder
         shutil.rmtree(part, ignore_errors=True)
+
+
+def _write(part: pathlib.Path, blocks: Iterable[dict[str, str | int]], threads: int) -> None:
+    """Writes an index of these blocks."""
+    part.mkdir(parents=True)
+    index = tantivy.Index(_schema(), str(part))
+    triples = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.ngram(SHORTEST, SHORTEST)).build()
+    index.register_tokenizer("triples", triples)
+    writer = index.writer(_HEAP, threads)
+    try:
+        for block in blocks:
+            writer.add_document(tantivy.Document(**block))
+        writer.commit()
+    finally:
+        del writer  # waits for its threads, which write into the folder
 
 
 def _blocks(data: DataDir, tell: Tell) -> Iterator[dict[str, str | int]]:
@@ -138,6 +159,6 @@ def _blocks(data: DataDir, tell: Tell) -> Iterator[dict[str, str | int]]:
             for begin in range(0, len(raw), _BLOCK - _OVERLAP):
                 first = group[bisect.bisect_right(begins, begin) - 1].start
                 last = group[bisect.bisect_left(begins, begin + _BLOCK) - 1]
-                text = raw[begin : begin + _BLOCK].decode("latin-1")
+                text = raw[begin : begin + _BLOCK].lower().decode("latin-1")
                 yield {"text": text, "stream": number, "first": first, "stop": last.start + last.tokens}
             tell(done := done + len(ids_N))

@@ -12,7 +12,8 @@ import pytest
 from jaxlm.data.shards import build, search, string_index
 from jaxlm.data.shards.string_index import open_index
 
-STEP = string_index._BLOCK - string_index._OVERLAP
+BLOCK, TOGETHER = 16 << 10, 8  # smaller, so that small data has many
+STEP = BLOCK - string_index._OVERLAP
 LETTERS = "".join(map(chr, range(33, 127))) + "\näéßπдж中文字符😀🚀"
 
 
@@ -55,6 +56,8 @@ def streams(data):
 def lines(monkeypatch):
     """What is said."""
     lines = []
+    monkeypatch.setattr(string_index, "_BLOCK", BLOCK)
+    monkeypatch.setattr(string_index, "_TOGETHER", TOGETHER)
     monkeypatch.setattr(string_index, "say", lines.append)
     return lines
 
@@ -87,6 +90,7 @@ def test_it_finds_what_a_plain_scan_finds(data, streams, trials, lines):
     (whole, texts), index, rng = streams, open_index(data), random.Random(1)
     assert (data.path / "index" / data.sha256[:16]).is_dir()
     assert max(map(len, texts.values())) > 2 * STEP
+    assert len([*(data.path / "index").glob("*/*/")]) > 2
     empty = 0
     for needle in needles(rng, whole, trials(100)):
         want = by_scan(texts, needle)
@@ -130,7 +134,7 @@ def test_a_flipped_bit_is_noticed(data, streams, trials, lines):
     for number in range(trials(12)):
         open_index(data)
         lines.clear()
-        files = sorted(path for path in folder.iterdir() if path.stat().st_size)
+        files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
         path = rng.choice(files)
         content = bytearray(path.read_bytes())
         content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
