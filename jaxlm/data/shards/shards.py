@@ -39,7 +39,6 @@ DOCUMENTS = "documents.parquet"
 WRITER_OPTIONS = "group_size:1,zstd:1"
 _INDEX_GROUP = 65536
 _AT_ONCE = 32  # files checked at a time
-_ROW_GROUPS = 8  # of indexes of documents, that are kept in memory
 _INDEX_SCHEMA = pa.schema(
     [("start", pa.int64()), ("tokens", pa.int64()), ("bytes", pa.int64()), ("doc_id", pa.string())]
 )
@@ -329,7 +328,7 @@ class DataDir:
                 yield from source[split]["shards"]
 
 
-@functools.lru_cache(_ROW_GROUPS)
+@functools.lru_cache(8)
 def _row_group(path: str, sha256: str, group: int) -> tuple[pa.Table, np.ndarray]:
     """Returns (a row group of an index of documents, the first token of each)."""
     rows = pq.ParquetFile(path).read_row_group(group)

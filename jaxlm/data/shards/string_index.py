@@ -7,8 +7,6 @@ sha256 of each, compared when the index is opened. It is written last: a folder 
 
 import bisect
 import contextlib
-import functools
-import importlib
 import importlib.util
 import itertools
 import json
@@ -18,9 +16,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from jaxlm.config import config_files
 from jaxlm.data.shards import search
-from jaxlm.data.shards.search import Places
 from jaxlm.data.shards.shards import DataDir
 from jaxlm.data.shards.verify import file_sha256
 from jaxlm.host import files
@@ -34,7 +30,7 @@ _BLOCK, _OVERLAP = 64 << 10, 1 << 10  # bytes; of a longer string the first `_OV
 _PLACE = ("stream", "first", "stop")  # of a block: its stream's number, the range of tokens of its documents
 _DIGESTS = "sha256.json"
 _CACHE = "~/.cache/jaxlm/index"  # for data that others own, or that can't be written
-_TOGETHER = 2048  # blocks of one of tantivy's indexes: it holds them in memory, and merging its files would take more
+_TOGETHER = 1024  # blocks of one of tantivy's indexes: it holds them in memory, and merging its files would take more
 _HEAP = 64_000_000  # bytes of tantivy's writer
 _SMALL = 4 << 20  # tokens: for fewer it has one thread, since what each thread writes has all triples again
 _WAIT_S = 3600.0  # for another process that builds the same index
@@ -48,7 +44,7 @@ class StringIndex:
             index.config_reader("manual")  # by default a thread of each watches its folder
             self._searchers.append(index.searcher())
 
-    def places(self, needles: Iterable[bytes]) -> Places:
+    def places(self, needles: Iterable[bytes]) -> search.Places:
         """Returns the places of the documents that may hold one of the strings, each of at least `SHORTEST` bytes."""
         blocks: set[tuple[int, ...]] = set()
         for needle in needles:
@@ -71,7 +67,6 @@ class StringIndex:
             yield from zip(*(searcher.fast_field_values(name, hits) for name in _PLACE), strict=True)
 
 
-@functools.cache
 def _schema() -> "tantivy.Schema":
     schema = tantivy.SchemaBuilder().add_text_field("text", tokenizer_name="triples", index_option="basic")
     for name in _PLACE:
@@ -95,7 +90,7 @@ def open_index(data: DataDir) -> StringIndex | None:
                     _build(data, folder)
         return StringIndex(data, folder)
     except (OSError, ValueError) as error:  # ValueError: tantivy's
-        say(f"no index in {home} ({config_files.first_line(error)}): all tokens are searched")
+        say(f"no index in {home} ({error}): all tokens are searched")
         return None
 
 
@@ -110,28 +105,28 @@ def _sound(folder: pathlib.Path) -> bool:
 
 
 def _build(data: DataDir, folder: pathlib.Path) -> None:
-    """Builds the index beside `folder`, then moves it there. Removes indexes of older data, and what an interrupted build left.
+    """Builds the index in `folder`, in place of those of older data beside it. Removes what can't be finished.
 
     Raises OSError or, as tantivy does, ValueError if a file can't be written.
     """
-    home, part = folder.parent, folder.with_name("unfinished")
     if folder.exists():
-        say(f"the index {folder} is damaged, or made by another version of tantivy: it is built again")
-    for old in home.iterdir() if home.parent == data.path else (folder, part):
+        say(f"the index {folder} is damaged, unfinished or of another version of tantivy: it is built again")
+    for old in folder.parent.iterdir() if folder.parent.parent == data.path else [folder]:
         shutil.rmtree(old, ignore_errors=True)
+    tokens = search.tokens_to_search(data)
+    threads = 1 if tokens < _SMALL else min(2, files.cores())
     try:
-        tokens = search.tokens_to_search(data)
         with working("building an index of the text", tokens, "tokens") as tell:
             blocks = _blocks(data, tell)
             for number, first in enumerate(blocks):
                 together = itertools.chain([first], itertools.islice(blocks, _TOGETHER - 1))
-                _write(part / f"{number:06d}", together, 1 if tokens < _SMALL else min(2, files.cores()))
-        names = (path.relative_to(part).as_posix() for path in part.glob("*/*") if path.suffix != ".lock")
-        digests = {name: file_sha256(part / name) for name in names}
-        files.write_atomically(part / _DIGESTS, json.dumps({"by": tantivy.__version__, "files": digests}).encode())
-        part.rename(folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+                _write(folder / f"{number:06d}", together, threads)
+        names = [path.relative_to(folder).as_posix() for path in folder.glob("*/*") if path.suffix != ".lock"]
+        stored = {"by": tantivy.__version__, "files": {name: file_sha256(folder / name) for name in names}}
+        files.write_atomically(folder / _DIGESTS, json.dumps(stored).encode())
+    except BaseException:  # ctrl-C too
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _write(part: pathlib.Path, blocks: Iterable[dict[str, str | int]], threads: int) -> None:

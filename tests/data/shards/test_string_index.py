@@ -12,7 +12,7 @@ import pytest
 from jaxlm.data.shards import build, search, string_index
 from jaxlm.data.shards.string_index import open_index
 
-BLOCK, TOGETHER = 16 << 10, 8  # smaller, so that small data has many
+BLOCK, TOGETHER = 16 << 10, 40  # smaller, so that small data has many
 STEP = BLOCK - string_index._OVERLAP
 LETTERS = "".join(map(chr, range(33, 127))) + "\näéßπдж中文字符😀🚀"
 
@@ -90,7 +90,7 @@ def test_it_finds_what_a_plain_scan_finds(data, streams, trials, lines):
     (whole, texts), index, rng = streams, open_index(data), random.Random(1)
     assert (data.path / "index" / data.sha256[:16]).is_dir()
     assert max(map(len, texts.values())) > 2 * STEP
-    assert len([*(data.path / "index").glob("*/*/")]) > 2
+    assert len([*(data.path / "index").glob("*/*/")]) > 1
     empty = 0
     for needle in needles(rng, whole, trials(100)):
         want = by_scan(texts, needle)
@@ -106,10 +106,10 @@ def test_it_finds_what_a_plain_scan_finds(data, streams, trials, lines):
 
 def test_the_index_leaves_most_text_out(data, streams):
     index = open_index(data)
-    text = max(streams[1].values(), key=len)
-    places = index.places([text[40_000:40_040]])
+    text = next(text for text in streams[1].values() if 1_000 < len(text) < 5_000)
+    places = index.places([text[500:540]])
     tokens = sum(stop - start for ranges in places.values() for start, stop in ranges)
-    assert 0 < tokens < search.tokens_to_search(data) / 4  # most of it the document itself
+    assert 0 < tokens < search.tokens_to_search(data) / 4
 
 
 def test_copies_are_those_of_a_scan(data, streams):
@@ -131,7 +131,7 @@ def test_copies_are_those_of_a_scan(data, streams):
 
 def test_a_flipped_bit_is_noticed(data, streams, trials, lines):
     rng, folder = random.Random(3), data.path / "index" / data.sha256[:16]
-    for number in range(trials(12)):
+    for number in range(trials(8)):
         open_index(data)
         lines.clear()
         files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
@@ -165,8 +165,8 @@ def test_a_build_that_ends_early_leaves_nothing(data, monkeypatch, lines, error)
             assert open_index(data) is None
             assert f"no index in {home} ({error}): all tokens are searched" in lines
     assert [path.name for path in home.iterdir()] == [".lock"]
-    (home / "unfinished").mkdir()  # of a build that was killed
-    (home / "unfinished/meta.json").write_text("{}")
+    (home / data.sha256[:16]).mkdir()  # of a build that was killed
+    (home / data.sha256[:16] / "meta.json").write_text("{}")
     (home / "0123456789abcdef").mkdir()  # of data that was here before
     assert open_index(data)
     assert sorted(path.name for path in home.iterdir()) == sorted([".lock", data.sha256[:16]])
