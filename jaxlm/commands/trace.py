@@ -69,12 +69,12 @@ def _string(config: Config, args: argparse.Namespace) -> int:
     path = files.expanded(args.remove) if args.remove else None
     if path:
         removal.check_new(path)
-    if not (needles := [raw] if len(raw) >= string_index.SHORTEST else []):
+    if len(raw) < string_index.SHORTEST:
         say("no index serves --regex, or a string of under 3 bytes: all tokens are searched")
     for trained in trained_on.of(config):
-        groups = trained.groups(needles)
+        texts = trained.texts(raw)
         with _searching(trained) as tell:
-            matches = list(search.matches(groups, trained.decode, pattern, tell))
+            matches = list(search.matches(texts, trained.decode, pattern, tell))
         if args.json:
             more = ({"steps": _steps(trained, match), "run": trained.run} for match in matches)
             print_table([dataclasses.asdict(match) | seen for match, seen in zip(matches, more, strict=True)], True)
@@ -103,9 +103,8 @@ def _text(config: Config, args: argparse.Namespace) -> int:
             f"{args.text} has {len(text):,} bytes, of which {_MOST_BYTES:,} can be traced at a time: split it"
         )
     for trained in trained_on.of(config):
-        groups = trained.groups(search.probes_of(text))
         with _searching(trained) as tell:
-            copies += search.copies(groups, trained.decode, text, tell)
+            copies += search.copies(trained.texts(b""), trained.decode, text, tell)
     print_table([dataclasses.asdict(copy) for copy in (copies if args.json else copies[:_SHOWN])], args.json)
     copied = len(set().union(*(range(copy.start, copy.start + copy.length) for copy in copies)))
     say(f"{copied:,} of {len(text):,} bytes are copied, in {len(copies)} stretches of 64 bytes or more")

@@ -32,12 +32,12 @@ class Trained(typing.NamedTuple):
     steps: Callable[[Match], list[int]] | None = None
     examples: Sequence[Group] = ()
 
-    def groups(self, needles: Sequence[bytes]) -> Iterable[Group]:
-        """Returns the documents that may hold one of the strings; all documents if no string is given, or by no index."""
+    def texts(self, needle: bytes) -> Iterable[Group]:
+        """Returns the documents that may hold the string; all documents without an index of it."""
         if self.data is None:
             return self.examples
-        index = string_index.open_index(self.data) if needles else None
-        return search.groups(self.data, index and index.places(needles))
+        index = string_index.open_index(self.data) if len(needle) >= string_index.SHORTEST else None
+        return search.texts(self.data, index and index.places(needle))
 
 
 def of(config: Config) -> Iterator[Trained]:

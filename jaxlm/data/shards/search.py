@@ -24,7 +24,8 @@ _SHORTEST = 64  # bytes of a copy
 _EXCERPT = 60  # bytes of a copy that are shown
 _REPEATS = 64
 Group = tuple[str, str, list[Document], np.ndarray]  # source, split, documents that follow one another, their tokens
-Places = Mapping[tuple[str, str], Sequence[tuple[int, int]]]  # (source, split) -> ranges of tokens, of whole documents
+Ranges = Sequence[tuple[int, int]]  # of tokens of a stream, each of whole documents
+Places = Mapping[tuple[str, str], Ranges]  # (source, split) -> ranges
 _FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], np.uint64)
 
 
@@ -64,24 +65,29 @@ def streams(data: DataDir) -> list[tuple[str, str]]:
     return [(source, split) for split, source in itertools.product(SPLITS, data.sources)]
 
 
-def groups(data: DataDir, places: Places | None = None) -> Iterator[Group]:
+def texts(data: DataDir, places: Places | None = None) -> Iterator[Group]:
     """Yields all documents, or those of the places, stream by stream."""
     for stream in streams(data):
         for group, ids_N in documents(data, *stream, None if places is None else places.get(stream, ())):
             yield *stream, group, ids_N
 
 
-def documents(
-    data: DataDir, source: str, split: str, ranges: Sequence[tuple[int, int]] | None = None
-) -> Iterator[tuple[list[Document], np.ndarray]]:
-    """Yields (documents that follow one another, their tokens) of a stream, or of ranges of its tokens."""
-    stream = data.stream(source, split)
-    for start, stop in [(0, stream.tokens)] if ranges is None else ranges:
+def groups(data: DataDir, source: str, split: str, ranges: Ranges | None = None) -> Iterator[list[Document]]:
+    """Yields documents that follow one another, of a stream or of ranges of its tokens."""
+    for start, stop in [(0, data.entry(source, split)["tokens"])] if ranges is None else ranges:
         for first in range(start, stop, _AT_ONCE):
-            last = min(first + _AT_ONCE, stop)
-            begun = [each for each in data.documents(source, split, first, last) if each.start >= first]
-            if begun:
-                yield begun, stream.read(begun[0].start, begun[-1].start + begun[-1].tokens)
+            begun = data.documents(source, split, first, min(first + _AT_ONCE, stop))
+            yield [each for each in begun if each.start >= first]
+
+
+def documents(
+    data: DataDir, source: str, split: str, ranges: Ranges | None = None
+) -> Iterator[tuple[list[Document], np.ndarray]]:
+    """Yields (documents that follow one another, their tokens), of a stream or of ranges of its tokens."""
+    stream = data.stream(source, split)
+    for group in groups(data, source, split, ranges):
+        if group:
+            yield group, stream.read(group[0].start, group[-1].start + group[-1].tokens)
 
 
 def each_document(data: DataDir, source: str, split: str) -> Iterator[tuple[Document, np.ndarray]]:
@@ -93,14 +99,14 @@ def each_document(data: DataDir, source: str, split: str) -> Iterator[tuple[Docu
 
 
 def matches(
-    groups: Iterable[Group], decode: Decoder, pattern: re.Pattern[bytes] | re.Pattern[str], tell: Tell
+    texts: Iterable[Group], decode: Decoder, pattern: re.Pattern[bytes] | re.Pattern[str], tell: Tell
 ) -> Iterator[Match]:
     """Yields the documents that match, in their bytes or, for a pattern of str, their text.
 
     `tell` gets the number of tokens that were searched.
     """
     done = 0
-    for source, split, group, ids_N in groups:
+    for source, split, group, ids_N in texts:
         raw, ends_N1 = decode(ids_N)
         for each in group:
             at = each.start - group[0].start
@@ -116,10 +122,10 @@ def matches(
         tell(done := done + len(ids_N))
 
 
-def copies(groups: Iterable[Group], decode: Decoder, text: bytes, tell: Tell) -> list[Copy]:
+def copies(texts: Iterable[Group], decode: Decoder, text: bytes, tell: Tell) -> list[Copy]:
     """Returns the stretches of 64 bytes or more that a text copies from documents, longest first, none inside another.
 
-    Each decoded document is cut into probes of 32 bytes, which are looked up among all windows of the text by their hash;
+    The decoded documents are cut into probes of 32 bytes, which are looked up among all windows of the text by their hash;
     what is equal grows both ways. A stretch of 63 bytes holds a whole probe, wherever it begins. What the text itself repeats
     is looked up at few places: a run of one character at the first, another window at the first 64.
     """
@@ -131,19 +137,17 @@ def copies(groups: Iterable[Group], decode: Decoder, text: bytes, tell: Tell) ->
     starts = starts[np.argsort(windows[starts], kind="stable")]
     windows, done = windows[starts], 0
     copied: dict[tuple[int, int], Copy] = {}
-    for source, split, group, ids_N in groups:
+    for source, split, group, ids_N in texts:
         raw, ends_N1 = decode(ids_N)
-        raw_C = np.frombuffer(raw + bytes(_PROBE), np.uint8)  # every byte begins a window
+        raw_C = np.frombuffer(raw, np.uint8)
+        probes = _hashes(raw_C[: len(raw) // _PROBE * _PROBE].reshape(-1, _PROBE))
+        first, last = np.searchsorted(windows, probes), np.searchsorted(windows, probes, side="right")
         begins = ends_N1[[each.start - group[0].start for each in group] + [len(ids_N)]]
-        counts = np.diff(begins) // _PROBE
-        owners = np.repeat(np.arange(len(group)), counts)
-        probes = begins[owners] + _PROBE * (np.arange(len(owners)) - (np.cumsum(counts) - counts)[owners])
-        hashes = _hashes(np.lib.stride_tricks.sliding_window_view(raw_C, _PROBE)[probes])
-        first, last = np.searchsorted(windows, hashes), np.searchsorted(windows, hashes, side="right")
         grown: dict[int, int] = {}  # place in the documents minus place in the text -> how far it was followed
         counted = set()  # (stretch of the text, document)
         for probe in np.flatnonzero(last > first).tolist():
-            place, owner = int(probes[probe]), int(owners[probe])
+            place = probe * _PROBE
+            owner = int(np.searchsorted(begins, place, side="right")) - 1
             for at in starts[first[probe] : last[probe]][:_REPEATS].tolist():
                 if place + _PROBE <= grown.get(place - at, 0):
                     continue
@@ -158,11 +162,6 @@ def copies(groups: Iterable[Group], decode: Decoder, text: bytes, tell: Tell) ->
                     copied.setdefault(stretch, new).documents += 1
         tell(done := done + len(ids_N))
     return _outermost(copied)
-
-
-def probes_of(text: bytes) -> list[bytes]:
-    """Returns strings of which each copied stretch of 64 bytes holds one."""
-    return [text[at : at + _PROBE] for at in range(0, len(text) - _PROBE + 1, _PROBE)]
 
 
 def _hashes(windows_Nx32: np.ndarray) -> np.ndarray:

@@ -329,10 +329,10 @@ class DataDir:
 
 
 @functools.lru_cache(8)
-def _row_group(path: str, sha256: str, group: int) -> tuple[pa.Table, np.ndarray]:
+def _row_group(path: str, sha256: str, group: int) -> tuple[pa.Table, list[int]]:
     """Returns (a row group of an index of documents, the first token of each)."""
     rows = pq.ParquetFile(path).read_row_group(group)
-    return rows, rows.column(0).to_numpy()
+    return rows, rows.column(0).to_pylist()  # `to_numpy` imports pandas
 
 
 def open_data(path: str | os.PathLike, check: bool = True) -> DataDir:

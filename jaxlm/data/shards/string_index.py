@@ -7,6 +7,7 @@ sha256 of each, compared when the index is opened. It is written last: a folder 
 
 import bisect
 import contextlib
+import ctypes
 import importlib.util
 import itertools
 import json
@@ -26,13 +27,13 @@ from jaxlm.host.errors import pip_install
 tantivy = importlib.import_module("tantivy") if importlib.util.find_spec("tantivy") else None
 
 SHORTEST = 3  # bytes of a string that can be looked up
-_BLOCK, _OVERLAP = 64 << 10, 1 << 10  # bytes; of a longer string the first `_OVERLAP` bytes are looked up
+_BLOCK, _OVERLAP = 32 << 10, 1 << 10  # bytes; of a longer string the first `_OVERLAP` bytes are looked up
 _PLACE = ("stream", "first", "stop")  # of a block: its stream's number, the range of tokens of its documents
 _DIGESTS = "sha256.json"
 _CACHE = "~/.cache/jaxlm/index"  # for data that others own, or that can't be written
-_TOGETHER = 1024  # blocks of one of tantivy's indexes: it holds them in memory, and merging its files would take more
+_TOGETHER = 2048  # blocks of one of tantivy's indexes: it holds them in memory, and merging its files would take more
 _HEAP = 64_000_000  # bytes of tantivy's writer
-_SMALL = 4 << 20  # tokens: for fewer it has one thread, since what each thread writes has all triples again
+_SMALL = 16 << 20  # tokens: of fewer, a list of all triples is large beside the rest; so one list, and larger blocks
 _WAIT_S = 3600.0  # for another process that builds the same index
 
 
@@ -44,27 +45,25 @@ class StringIndex:
             index.config_reader("manual")  # by default a thread of each watches its folder
             self._searchers.append(index.searcher())
 
-    def places(self, needles: Iterable[bytes]) -> search.Places:
-        """Returns the places of the documents that may hold one of the strings, each of at least `SHORTEST` bytes."""
-        blocks: set[tuple[int, ...]] = set()
-        for needle in needles:
-            blocks.update(self._blocks(needle[:_OVERLAP].lower().decode("latin-1")))
+    def places(self, needle: bytes) -> search.Places:
+        """Returns the places of the documents that may hold a string of at least `SHORTEST` bytes."""
+        text = needle[:_OVERLAP].lower().decode("latin-1")
+        triples = {text[at : at + SHORTEST] for at in range(len(text) - SHORTEST + 1)}
+        terms = [(tantivy.Occur.Must, tantivy.Query.term_query(_schema(), "text", triple)) for triple in triples]
         places: dict[tuple[str, str], list[tuple[int, int]]] = {}
-        for stream, first, stop in sorted(blocks):
+        for stream, first, stop in sorted(self._blocks(tantivy.Query.boolean_query(terms))):
             ranges = places.setdefault(self._streams[stream], [])
             if ranges and first <= ranges[-1][1]:  # neighbours share documents
                 first, stop = ranges[-1][0], max(stop, ranges.pop()[1])
             ranges.append((first, stop))
         return places
 
-    def _blocks(self, text: str) -> Iterator[tuple[int, ...]]:
-        triples = {text[at : at + SHORTEST] for at in range(len(text) - SHORTEST + 1)}
-        terms = [(tantivy.Occur.Must, tantivy.Query.term_query(_schema(), "text", triple)) for triple in triples]
+    def _blocks(self, query: "tantivy.Query") -> Iterator[tuple[int, ...]]:
         for searcher in self._searchers:
             # In the order of a field no block is scored.
-            options = {"limit": searcher.num_docs, "count": False, "order_by_field": "first"}
-            hits = [block for _, block in searcher.search(tantivy.Query.boolean_query(terms), **options).hits]
-            yield from zip(*(searcher.fast_field_values(name, hits) for name in _PLACE), strict=True)
+            hits = searcher.search(query, limit=searcher.num_docs, count=False, order_by_field="first").hits
+            blocks = [block for _, block in hits]
+            yield from zip(*(searcher.fast_field_values(name, blocks) for name in _PLACE), strict=True)
 
 
 def _schema() -> "tantivy.Schema":
@@ -114,10 +113,10 @@ def _build(data: DataDir, folder: pathlib.Path) -> None:
     for old in folder.parent.iterdir() if folder.parent.parent == data.path else [folder]:
         shutil.rmtree(old, ignore_errors=True)
     tokens = search.tokens_to_search(data)
-    threads = 1 if tokens < _SMALL else min(2, files.cores())
+    threads, size = (1, 2 * _BLOCK) if tokens < _SMALL else (min(2, files.cores()), _BLOCK)
     try:
         with working("building an index of the text", tokens, "tokens") as tell:
-            blocks = _blocks(data, tell)
+            blocks = _blocks(data, size, tell)
             for number, first in enumerate(blocks):
                 together = itertools.chain([first], itertools.islice(blocks, _TOGETHER - 1))
                 _write(folder / f"{number:06d}", together, threads)
@@ -142,18 +141,19 @@ def _write(part: pathlib.Path, blocks: Iterable[dict[str, str | int]], threads: 
         writer.commit()
     finally:
         del writer  # waits for its threads, which write into the folder
+        getattr(ctypes.CDLL(None), "malloc_trim", int)(0)  # glibc keeps what each thread freed: 120 MB in a gigabyte
 
 
-def _blocks(data: DataDir, tell: Tell) -> Iterator[dict[str, str | int]]:
-    """Yields the blocks of all streams: the `text` as latin-1, a character a byte, and `_PLACE`."""
+def _blocks(data: DataDir, size: int, tell: Tell) -> Iterator[dict[str, str | int]]:
+    """Yields the blocks of all streams: the `text` as latin-1, a character a byte, ASCII in lower case, and `_PLACE`."""
     decode, done = data.decoder(), 0
     for number, stream in enumerate(search.streams(data)):
         for group, ids_N in search.documents(data, *stream):
             raw, ends_N1 = decode(ids_N)
             begins = ends_N1[[each.start - group[0].start for each in group]].tolist()
-            for begin in range(0, len(raw), _BLOCK - _OVERLAP):
+            for begin in range(0, len(raw), size - _OVERLAP):
                 first = group[bisect.bisect_right(begins, begin) - 1].start
-                last = group[bisect.bisect_left(begins, begin + _BLOCK) - 1]
-                text = raw[begin : begin + _BLOCK].lower().decode("latin-1")
+                last = group[bisect.bisect_left(begins, begin + size) - 1]
+                text = raw[begin : begin + size].lower().decode("latin-1")
                 yield {"text": text, "stream": number, "first": first, "stop": last.start + last.tokens}
             tell(done := done + len(ids_N))

@@ -36,11 +36,11 @@ def texts(data) -> dict[tuple[str, str, str], bytes]:
 
 
 def find(data, pattern: bytes | str) -> list[search.Match]:
-    return list(search.matches(search.groups(data), data.decoder(), re.compile(pattern), lambda done: None))
+    return list(search.matches(search.texts(data), data.decoder(), re.compile(pattern), lambda done: None))
 
 
 def copies(data, text: bytes) -> list[search.Copy]:
-    return search.copies(search.groups(data), data.decoder(), text, lambda done: None)
+    return search.copies(search.texts(data), data.decoder(), text, lambda done: None)
 
 
 @pytest.mark.parametrize("at_once", [1 << 22, 100])

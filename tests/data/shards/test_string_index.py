@@ -12,8 +12,8 @@ import pytest
 from jaxlm.data.shards import build, search, string_index
 from jaxlm.data.shards.string_index import open_index
 
-BLOCK, TOGETHER = 16 << 10, 40  # smaller, so that small data has many
-STEP = BLOCK - string_index._OVERLAP
+BLOCK, TOGETHER = 8 << 10, 40  # smaller, so that small data has many
+STEP = 2 * BLOCK - string_index._OVERLAP
 LETTERS = "".join(map(chr, range(33, 127))) + "\näéßπдж中文字符😀🚀"
 
 
@@ -43,7 +43,7 @@ def data(tmp_path_factory):
 def streams(data):
     """The decoded bytes of each stream, and what each document says."""
     decode, whole, texts = data.decoder(), {}, {}
-    for source, split, group, ids_N in search.groups(data):
+    for source, split, group, ids_N in search.texts(data):
         raw, ends = decode(ids_N)
         whole[source, split] = whole.get((source, split), b"") + raw
         for each in group:
@@ -77,7 +77,7 @@ def needles(rng, whole: dict, count: int) -> list[bytes]:
 
 
 def by_index(data, index, needle: bytes) -> dict:
-    groups = search.groups(data, index.places([needle]))
+    groups = search.texts(data, index.places(needle))
     found = search.matches(groups, data.decoder(), re.compile(re.escape(needle)), lambda done: None)
     return {(match.source, match.split, match.doc_id): match.times for match in found}
 
@@ -107,26 +107,9 @@ def test_it_finds_what_a_plain_scan_finds(data, streams, trials, lines):
 def test_the_index_leaves_most_text_out(data, streams):
     index = open_index(data)
     text = next(text for text in streams[1].values() if 1_000 < len(text) < 5_000)
-    places = index.places([text[500:540]])
+    places = index.places(text[500:540])
     tokens = sum(stop - start for ranges in places.values() for start, stop in ranges)
     assert 0 < tokens < search.tokens_to_search(data) / 4
-
-
-def test_copies_are_those_of_a_scan(data, streams):
-    index, texts, rng = open_index(data), [text for text in streams[1].values() if len(text) > 200], random.Random(2)
-    for _ in range(20):
-        parts = []
-        for _ in range(rng.randint(1, 4)):
-            text = rng.choice(texts)
-            at = rng.randrange(len(text) - 150)
-            parts += [text[at : at + rng.choice([63, 64, 65, 150])], rng.randbytes(rng.randint(0, 40))]
-        text = b"".join(parts)
-        scanned, indexed = (
-            search.copies(search.groups(data, places), data.decoder(), text, lambda done: None)
-            for places in (None, index.places(search.probes_of(text)))
-        )
-        assert scanned == indexed
-        assert scanned or max(map(len, parts)) < 64
 
 
 def test_a_flipped_bit_is_noticed(data, streams, trials, lines):
@@ -138,6 +121,7 @@ def test_a_flipped_bit_is_noticed(data, streams, trials, lines):
         path = rng.choice(files)
         content = bytearray(path.read_bytes())
         content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        path.unlink()  # the index that is open still has the file in memory
         path.write_bytes(content)
         index = open_index(data)
         assert ["built again" in line for line in lines] == [True], (number, path.name)
