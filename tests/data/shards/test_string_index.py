@@ -25,7 +25,8 @@ def data(tmp_path_factory):
 
     def text(size: int) -> str:
         words = ["".join(rng.choices(LETTERS, k=rng.randint(1, 9))) for _ in range(20)]
-        return " ".join(rng.choices(words, k=size))
+        parts = words[:7], words[7:14], words[14:]  # no block of a long document has all of its triples
+        return " ".join(" ".join(rng.choices(part, k=size // 3)) for part in parts)
 
     texts = {name: [text(size) for size in sizes] for name in ("a", "b")}
 
