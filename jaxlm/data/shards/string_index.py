@@ -33,13 +33,15 @@ _DIGESTS = "sha256.json"
 _CACHE = "~/.cache/jaxlm/index"  # for data that others own, or that can't be written
 _TOGETHER = 2048  # blocks of one of tantivy's indexes: it holds them in memory, and merging its files would take more
 _HEAP = 64_000_000  # bytes of tantivy's writer
-_SMALL = 16 << 20  # tokens: of fewer, a list of all triples is large beside the rest; so one list, and larger blocks
+_SMALL = (
+    16 << 20
+)  # tokens: of fewer, a list of all triples is large beside the rest; so one list, folded, of larger blocks
 _WAIT_S = 3600.0  # for another process that builds the same index
 
 
 class StringIndex:
     def __init__(self, data: DataDir, folder: pathlib.Path):
-        self._streams, self._searchers = search.streams(data), []
+        self._streams, self._searchers, self._folds = search.streams(data), [], _small(data)
         for part in sorted(folder.glob("*/")):
             index = tantivy.Index.open(str(part))
             index.config_reader("manual")  # by default a thread of each watches its folder
@@ -47,7 +49,7 @@ class StringIndex:
 
     def places(self, needle: bytes) -> search.Places:
         """Returns the places of the documents that may hold a string of at least `SHORTEST` bytes."""
-        text = needle[:_OVERLAP].lower().decode("latin-1")
+        text = (needle.lower() if self._folds else needle)[:_OVERLAP].decode("latin-1")
         triples = {text[at : at + SHORTEST] for at in range(len(text) - SHORTEST + 1)}
         terms = [(tantivy.Occur.Must, tantivy.Query.term_query(_schema(), "text", triple)) for triple in triples]
         places: dict[tuple[str, str], list[tuple[int, int]]] = {}
@@ -64,6 +66,10 @@ class StringIndex:
             hits = searcher.search(query, limit=searcher.num_docs, count=False, order_by_field="first").hits
             blocks = [block for _, block in hits]
             yield from zip(*(searcher.fast_field_values(name, blocks) for name in _PLACE), strict=True)
+
+
+def _small(data: DataDir) -> bool:
+    return search.tokens_to_search(data) < _SMALL
 
 
 def _schema() -> "tantivy.Schema":
@@ -113,10 +119,10 @@ def _build(data: DataDir, folder: pathlib.Path) -> None:
     for old in folder.parent.iterdir() if folder.parent.parent == data.path else [folder]:
         shutil.rmtree(old, ignore_errors=True)
     tokens = search.tokens_to_search(data)
-    threads, size = (1, 2 * _BLOCK) if tokens < _SMALL else (min(2, files.cores()), _BLOCK)
+    threads = 1 if _small(data) else min(2, files.cores())
     try:
         with working("building an index of the text", tokens, "tokens") as tell:
-            blocks = _blocks(data, size, tell)
+            blocks = _blocks(data, tell)
             for number, first in enumerate(blocks):
                 together = itertools.chain([first], itertools.islice(blocks, _TOGETHER - 1))
                 _write(folder / f"{number:06d}", together, threads)
@@ -144,16 +150,18 @@ def _write(part: pathlib.Path, blocks: Iterable[dict[str, str | int]], threads: 
         getattr(ctypes.CDLL(None), "malloc_trim", int)(0)  # glibc keeps what each thread freed: 120 MB in a gigabyte
 
 
-def _blocks(data: DataDir, size: int, tell: Tell) -> Iterator[dict[str, str | int]]:
-    """Yields the blocks of all streams: the `text` as latin-1, a character a byte, ASCII in lower case, and `_PLACE`."""
-    decode, done = data.decoder(), 0
+def _blocks(data: DataDir, tell: Tell) -> Iterator[dict[str, str | int]]:
+    """Yields the blocks of all streams: the `text` as latin-1, a character a byte, and `_PLACE`."""
+    decode, done, small = data.decoder(), 0, _small(data)
+    size = 2 * _BLOCK if small else _BLOCK
     for number, stream in enumerate(search.streams(data)):
         for group, ids_N in search.documents(data, *stream):
             raw, ends_N1 = decode(ids_N)
+            text = (raw.lower() if small else raw).decode("latin-1")
             begins = ends_N1[[each.start - group[0].start for each in group]].tolist()
             for begin in range(0, len(raw), size - _OVERLAP):
                 first = group[bisect.bisect_right(begins, begin) - 1].start
                 last = group[bisect.bisect_left(begins, begin + size) - 1]
-                text = raw[begin : begin + size].lower().decode("latin-1")
-                yield {"text": text, "stream": number, "first": first, "stop": last.start + last.tokens}
+                place = {"stream": number, "first": first, "stop": last.start + last.tokens}
+                yield place | {"text": text[begin : begin + size]}
             tell(done := done + len(ids_N))

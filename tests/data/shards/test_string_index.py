@@ -87,7 +87,10 @@ def by_scan(texts, needle: bytes) -> dict:
     return {place: text.count(needle) for place, text in texts.items() if needle in text}
 
 
-def test_it_finds_what_a_plain_scan_finds(data, streams, trials, lines):
+@pytest.mark.parametrize("small", [False, True])
+def test_it_finds_what_a_plain_scan_finds(data, streams, trials, lines, monkeypatch, small):
+    monkeypatch.setattr(string_index, "_SMALL", small and string_index._SMALL)
+    shutil.rmtree(data.path / "index", ignore_errors=True)
     (whole, texts), index, rng = streams, open_index(data), random.Random(1)
     assert (data.path / "index" / data.sha256[:16]).is_dir()
     assert max(map(len, texts.values())) > 2 * STEP
