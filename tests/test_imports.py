@@ -96,7 +96,11 @@ STARTS = [
             "tensorboardX torch datatrove loguru duckdb resiliparse sklearn wandb"
         ),
     },
-    {"commands.prepare commands.tokenize commands.audit commands.compare commands.diff": "jax flax orbax grain"},
+    {
+        "commands.prepare commands.tokenize commands.audit commands.compare commands.diff commands.trace": (
+            "jax flax orbax grain"
+        )
+    },
     {
         "train.rl.judges": "jax numpy jaxlm.config",
         "run.checkpoints.mirror_worker run.ledger run.spent run.metrics": "jax",

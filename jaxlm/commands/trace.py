@@ -2,6 +2,7 @@
 
 import argparse
 import collections
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -10,13 +11,14 @@ import shlex
 
 from jaxlm.config import Config, ConfigError
 from jaxlm.data.batches import document_rows
-from jaxlm.data.batches.document_rows import Rows
 from jaxlm.data.batches.open import open_order
-from jaxlm.data.shards import removal, search, shards
+from jaxlm.data.shards import removal, search, string_index
 from jaxlm.data.shards.search import Match
+from jaxlm.data.shards.shards import SPLITS
 from jaxlm.host import files
-from jaxlm.host.console import print_table, say, working
-from jaxlm.run import ledger, metrics
+from jaxlm.host.console import Tell, print_table, say, working
+from jaxlm.run import ledger, trained_on
+from jaxlm.run.trained_on import Trained
 
 _SHOWN = 20  # documents a source in the terminal
 _STEPS = 5  # of a document
@@ -29,20 +31,17 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError("give one of --step=N, --string=TEXT, --string-file=FILE, --regex=PATTERN, --text=FILE")
     if args.remove and asked[:2] != (None, None):
         raise ConfigError("--remove writes the documents that hold a string: give --string=TEXT")
-    if config.workdir and config.program != "pretrain":
-        raise ConfigError(f"{config.workdir} was trained on examples, not on shards: trace the run that it came from")
-    folder, done = pathlib.Path(config.workdir) if config.workdir else None, 0
-    if folder:
-        valid = metrics.valid(folder / "metrics.jsonl", "", ledger.read(folder)["rollbacks"])
-        done = max((record["step"] for record in valid), default=0)
+    if config.program != "pretrain" and (args.step is not None or args.remove):
+        flag = "--remove" if args.remove else "--step"
+        raise ConfigError(
+            f"{config.workdir} was trained on examples, {flag} is about shards: trace the run it came from"
+        )
     if args.step is not None:
-        return _step(config, args, folder, done)
-    if args.text is not None:
-        return _text(config, args)
-    return _string(config, args, folder, done)
+        return _step(config, args)
+    return _string(config, args) if args.text is None else _text(config, args)
 
 
-def _step(config: Config, args: argparse.Namespace, folder: pathlib.Path | None, done: int) -> int:
+def _step(config: Config, args: argparse.Namespace) -> int:
     """Prints the documents that step N (counted from 1) trained on."""
     if not config.workdir:
         raise ConfigError("--step needs a run or a config, which has the mixture: jaxlm trace RUN --step=N")
@@ -50,69 +49,62 @@ def _step(config: Config, args: argparse.Namespace, folder: pathlib.Path | None,
         raise ConfigError(f"--step={args.step}: steps are counted from 1")
     if args.step > config.train.steps:
         raise ConfigError(f"--step={args.step}: the run ends at step {config.train.steps} (train.steps)")
-    if 0 < done < args.step:
+    folder = pathlib.Path(config.workdir)
+    if 0 < (done := trained_on.steps_done(folder)) < args.step:
         say(f"step {args.step} is still to come, {folder} is at step {done}: this is what it will train on")
-    table = []
-    for row in document_rows.describe_batch(_order(config, folder), args.step - 1, 200 if args.json else 60):
+    table, order = [], open_order(config, ledger.read(folder)["passed_over"])
+    for row in document_rows.describe_batch(order, args.step - 1, 200 if args.json else 60):
+        place = {"slot": row.slot, "source": row.source, "epoch": row.epoch, "row": row.row}
         for document in row.documents:
-            table.append(
-                {
-                    "slot": row.slot,
-                    "source": row.source,
-                    "epoch": row.epoch,
-                    "row": row.row,
-                    "document": document.doc_id,
-                    "first_token": document.first_token,
-                    "tokens": document.tokens,
-                    "text": document.text if args.json else " ".join(document.text.split()),
-                }
-            )
+            part = {"document": document.doc_id, "first_token": document.first_token, "tokens": document.tokens}
+            text = document.text if args.json else " ".join(document.text.split())
+            table.append(place | part | {"text": text})
     print_table(table, args.json)
     return 0
 
 
-def _order(config: Config, folder: pathlib.Path | None) -> Rows:
-    return open_order(config, ledger.read(folder)["passed_over"] if folder else ())
-
-
-def _string(config: Config, args: argparse.Namespace, folder: pathlib.Path | None, done: int) -> int:
+def _string(config: Config, args: argparse.Namespace) -> int:
     """Prints the documents that hold a string, by source, with the steps at which the run saw them."""
-    pattern, why = _pattern(args)
+    pattern, raw = _pattern(args)
     path = files.expanded(args.remove) if args.remove else None
     if path:
         removal.check_new(path)
-    data, order = shards.open_data(config.data.dir), None
-    if folder and done:
-        trained = (ledger.read(folder)["starts"] or [{}])[-1].get("manifest_sha256", data.sha256)
-        order = _order(config, folder) if trained == data.sha256 else None
-        if not order:
-            say(f"{data.path} is not the data that {folder} was trained on: no steps")
-    with working("searching", search.tokens_to_search(data), "tokens") as tell:
-        matches = list(search.matches(data, pattern, tell))
-    if args.json:
-        print_table([dataclasses.asdict(match) | {"steps": _steps(order, match, done)} for match in matches], True)
-    else:
-        _show(data, order, matches, done)
+    if len(raw) < string_index.SHORTEST:
+        say("no index serves --regex, or a string of under 3 bytes: all tokens are searched")
+    for trained in trained_on.of(config):
+        texts = trained.texts(raw)
+        with _searching(trained) as tell:
+            matches = list(search.matches(texts, trained.decode, pattern, tell))
+        if args.json:
+            more = ({"steps": _steps(trained, match), "run": trained.run} for match in matches)
+            print_table([dataclasses.asdict(match) | seen for match, seen in zip(matches, more, strict=True)], True)
+        else:
+            _show(trained, matches)
     if path and matches:
-        removal.write(path, matches, why)
+        removal.write(path, matches, args.regex or raw.decode("utf-8", "replace")[:200])
         say(f"wrote {path}: {len(matches)} documents")
-    if matches and not args.json:
-        file = path or pathlib.Path("list.jsonl")
+    if matches and not args.json and config.program == "pretrain":
+        data, file = trained.data, path or pathlib.Path("list.jsonl")
         again = "" if path else f"the same command with --remove={file}, then "
         out = data.path.with_name(f"{data.path.name}-without")
         say(f"next: {again}{shlex.join(['jaxlm', 'tokenize', str(data.path), f'--without={file}', f'--out={out}'])}")
     return 0
 
 
+def _searching(trained: Trained) -> contextlib.AbstractContextManager[Tell]:
+    return working("searching", search.tokens_to_search(trained.data) if trained.data else 0, "tokens")
+
+
 def _text(config: Config, args: argparse.Namespace) -> int:
     """Prints what a text copies verbatim from documents."""
-    text, data = _read(args.text), shards.open_data(config.data.dir)
+    text, copies = _read(args.text), []
     if len(text) > _MOST_BYTES:
         raise ConfigError(
             f"{args.text} has {len(text):,} bytes, of which {_MOST_BYTES:,} can be traced at a time: split it"
         )
-    with working("searching", search.tokens_to_search(data), "tokens") as tell:
-        copies = search.copies(data, text, tell)
+    for trained in trained_on.of(config):
+        with _searching(trained) as tell:
+            copies += search.copies(trained.texts(b""), trained.decode, text, tell)
     print_table([dataclasses.asdict(copy) for copy in (copies if args.json else copies[:_SHOWN])], args.json)
     copied = len(set().union(*(range(copy.start, copy.start + copy.length) for copy in copies)))
     say(f"{copied:,} of {len(text):,} bytes are copied, in {len(copies)} stretches of 64 bytes or more")
@@ -126,54 +118,47 @@ def _read(path: str) -> bytes:
         raise ConfigError(f"{path} can't be read: {error.strerror}") from None
 
 
-def _pattern(args: argparse.Namespace) -> tuple[re.Pattern, str]:
-    """Returns (what to search for, the words for it). Raises ConfigError if it is empty, unreadable or no pattern."""
+def _pattern(args: argparse.Namespace) -> tuple[re.Pattern, bytes]:
+    """Returns (what to search for, the bytes of a string). Raises ConfigError if it is empty, unreadable or no pattern."""
     try:
         if args.regex is None:
             raw = os.fsencode(args.string) if args.string_file is None else _read(args.string_file)
-            pattern, why = re.compile(re.escape(raw)), raw.decode("utf-8", "replace")[:200]
+            pattern = re.compile(re.escape(raw))
         else:
-            pattern = re.compile(why := args.regex)
+            pattern, raw = re.compile(args.regex), b""
         if pattern.search("" if args.regex is not None else b""):
             raise ConfigError("this is found in every document, since it is, or matches, the empty string")
-        return pattern, why
+        return pattern, raw
     except (re.error, OverflowError, RecursionError) as error:
         raise ConfigError(f"--regex={args.regex}: {error}, as Python's re writes patterns") from None
 
 
-def _steps(order: Rows | None, match: Match, done: int) -> list[int]:
-    if order is None or match.split != "train":
-        return []
-    return document_rows.steps_of(order, match.source, match.start, match.tokens, done)
+def _steps(trained: Trained, match: Match) -> list[int]:
+    return trained.steps(match) if trained.steps and match.split == "train" else []
 
 
-def _show(data: shards.DataDir, order: Rows | None, matches: list[Match], done: int) -> None:
+def _show(trained: Trained, matches: list[Match]) -> None:
     by_source: dict[str, list[Match]] = collections.defaultdict(list)
     for match in matches:
         by_source[match.source].append(match)
     times = sum(match.times for match in matches)
-    sizes = {source: sum(data.entry(source, split)["bytes"] for split in shards.SPLITS) for source in data.sources}
-    rows = []
+    data, rows = trained.data, []
+    entries = data.manifest["sources"] if data else {}
+    sizes = {source: sum(entry[split]["bytes"] for split in SPLITS) for source, entry in entries.items()}
     for source, of_source in sorted(by_source.items(), key=lambda item: -len(item[1])):
         count = sum(match.times for match in of_source)
-        rows.append(
-            {
-                "source": source,
-                "documents": len(of_source),
-                "held_out": sum(match.split == "val" for match in of_source),
-                "times": count,
-                "share": f"{count / times:.1%}",
-                "of_text": f"{sizes[source] / sum(sizes.values()):.1%}",
-            }
-        )
+        held_out = sum(match.split == "val" for match in of_source)
+        row = {"source": source, "documents": len(of_source), "held_out": held_out, "times": count}
+        share = sizes[source] / sum(sizes.values()) if sizes else 1.0  # of the text
+        rows.append(row | {"share": f"{count / times:.1%}", "of_text": f"{share:.1%}"})
     print_table(rows, False)
     for source, of_source in by_source.items():
         print(f"\n{source}")
-        print_table([_row(match, _steps(order, match, done)) for match in of_source[:_SHOWN]], False)
+        print_table([_row(match, _steps(trained, match)) for match in of_source[:_SHOWN]], False)
         if len(of_source) > _SHOWN:
             print(f"... and {len(of_source) - _SHOWN:,} more of {source} (--json prints all)")
     if not matches:
-        say(f"no document of {data.path} holds it")
+        say(f"no {'document' if data else 'example'} of {data.path if data else trained.run} holds it")
 
 
 def _row(match: Match, steps: list[int]) -> dict[str, str | int]:

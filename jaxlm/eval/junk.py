@@ -15,7 +15,6 @@ import numpy as np
 
 from jaxlm.data.shards import search
 from jaxlm.data.shards.shards import DataDir
-from jaxlm.data.tokenizer.decoder import Decoder
 from jaxlm.devices.processes import working
 from jaxlm.host import files
 
@@ -42,7 +41,7 @@ def prompts(taught: Taught, count: int, seed: int) -> Iterator[str]:
     data, weights = taught
     documents = {name: data.documents(name, "val", 0, data.entry(name, "val")["tokens"]) for name in weights}
     shares = np.array([weight * bool(documents[name]) for name, weight in weights.items()])
-    rng, decode = np.random.default_rng(seed), Decoder(data.tokenizer())
+    rng, decode = np.random.default_rng(seed), data.decoder()
     for name in rng.choice([*weights], count, p=shares / shares.sum()) if shares.any() else ():
         each = documents[name][rng.integers(len(documents[name]))]
         ids = data.stream(name, "val").read(each.start, each.start + min(each.tokens, _BEGINNING))

@@ -1,11 +1,17 @@
 """`jaxlm trace` shows the documents that a step of the run trained on."""
 
 import json
+import pathlib
+import shutil
 
 import pytest
+import tiny_chats
 import tiny_data
 
+from jaxlm import config
 from jaxlm.cli import cli
+from jaxlm.config import config_files
+from jaxlm.data.tokenizer import coder
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +85,83 @@ def test_what_a_text_copies(capsys, data, tmp_path):
     code, out, err = said(capsys, "trace", data.path, f"--text={tmp_path}/answer.txt")
     assert (code, row["doc_id"] in out) == (0, True)
     assert f"{len(text)} of {len(text) + 9} bytes are copied, in 1 stretches" in err
+
+
+def post_trained(folder, program: str, origin, file: str) -> pathlib.Path:
+    """A run's folder, as its training leaves it, but for checkpoints."""
+    folder.mkdir()
+    keys = {"workdir": folder, "data.path": file, "origin": origin, "data.val_fraction": 0.2, "train.seq_len": 192}
+    c = config.resolve(config_files.load(program, [f"{key}={value}" for key, value in keys.items()]))
+    (folder / "config.json").write_text(config.to_json(c))
+    coder.write(tiny_chats.tokenizer(), folder / config_files.TOKENIZER)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lineage(tmp_path_factory):
+    """Three runs: a base, its sft, that one's dpo."""
+    root = tmp_path_factory.mktemp("runs")
+    base = tiny_chats.base(root / "base")
+    sft = post_trained(root / "sft", "sft", base, tiny_chats.chats(root / "chats.jsonl", turns=2))
+    return base, sft, post_trained(root / "dpo", "dpo", sft, tiny_chats.pairs(root / "pairs.jsonl"))
+
+
+def rows_of(capsys, run, *words) -> list[dict]:
+    code, out, _ = said(capsys, "trace", run, *words, "--json")
+    assert code == 0
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_a_post_trained_run_searches_its_examples_and_its_bases(capsys, lineage):
+    base, sft, dpo = lineage
+    lines = [json.loads(line) for line in (sft.parent / "chats.jsonl").read_text().splitlines()]
+    wanted = {
+        f"{sft.parent}/chats.jsonl:{number}"
+        for number, line in enumerate(lines, start=1)
+        if any("sea sun" in message["content"] for message in line["messages"])
+    }
+    rows = rows_of(capsys, sft, "--string=sea sun")
+    assert {row["doc_id"] for row in rows if row["run"] == str(sft)} == wanted
+    assert {row["split"] for row in rows_of(capsys, sft, "--string=sea")} == {"train", "val"}
+    of_base = [row for row in rows if row["run"] == str(base)]
+    assert of_base == [row | {"run": str(base)} for row in rows_of(capsys, base / "data", "--string=sea sun")]
+    assert {row["run"] for row in rows_of(capsys, dpo, "--string=sea")} == {str(dpo), str(sft), str(base)}
+    # The template's tokens are spelt, and each side of a pair is a document.
+    assert {row["run"] for row in rows_of(capsys, dpo, "--string=<|im_end|>")} == {str(dpo), str(sft)}
+    sides = rows_of(capsys, dpo, r"--regex= sun<\|im_end\|>\s*\Z")
+    assert {row["doc_id"].split()[-1] for row in sides if row["run"] == str(dpo)} == {"chosen"}
+    assert len([row for row in rows_of(capsys, dpo, "--regex=(?s)^.+$") if row["run"] == str(dpo)]) == 80
+
+
+def test_what_a_text_copies_from_an_example(capsys, lineage, tmp_path):
+    _, sft, _ = lineage
+    messages = json.loads((sft.parent / "chats.jsonl").read_text().splitlines()[2])["messages"]
+    text = "\n".join(f"<|im_start|><|{message['role']}|>\n{message['content']}<|im_end|>" for message in messages)
+    (tmp_path / "answer.txt").write_text(f"### {text}")
+    copied = rows_of(capsys, sft, f"--text={tmp_path}/answer.txt")
+    assert (copied[0]["source"], copied[0]["length"], copied[0]["start"]) == ("chats", len(text), 4)
+    assert copied[0]["doc_id"].endswith("chats.jsonl:3")
+
+
+def test_what_is_not_here_is_said(capsys, lineage, tmp_path):
+    _, sft, _ = lineage
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "config.json").write_text('{"model_type": "llama"}')
+    shutil.copytree(sft, tmp_path / "run")
+    saved = json.loads((sft / "config.json").read_text()) | {"workdir": str(tmp_path / "run"), "origin": str(theirs)}
+    (tmp_path / "run/config.json").write_text(json.dumps(saved))
+    code, out, err = said(capsys, "trace", tmp_path / "run", "--string=sea")
+    assert (code, "chats.jsonl:" in out) == (0, True)
+    assert f"what {theirs} was trained on is not here" in err
+    saved["data"]["path"] = str(tmp_path / "gone.jsonl")
+    (tmp_path / "run/config.json").write_text(json.dumps(saved))
+    code, out, err = said(capsys, "trace", tmp_path / "run", "--string=sea")
+    assert code == 2
+    assert f"what {tmp_path / 'run'} was trained on is not here" in err
+    for flag, line in (("--step=1", "--step is about shards"), ("--string=sea --remove=x", "--remove is about shards")):
+        code, out, err = said(capsys, "trace", sft, *flag.split())
+        assert (code, line in err) == (2, True)
 
 
 @pytest.mark.parametrize(

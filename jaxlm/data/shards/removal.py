@@ -18,7 +18,6 @@ from jaxlm.data.shards import search, shards
 from jaxlm.data.shards.manifest import PARENT
 from jaxlm.data.shards.search import Match
 from jaxlm.data.shards.shards import DataDir
-from jaxlm.data.tokenizer.decoder import Decoder
 from jaxlm.host import files
 from jaxlm.host.console import Say, Tell, count
 
@@ -95,7 +94,7 @@ def places(data: DataDir, keys: set[lists.Key]) -> dict[tuple[str, str], list[tu
 
     Raises ConfigError if a document is not in the data with this text.
     """
-    decode, missing = Decoder(data.tokenizer()), set(keys)
+    decode, missing = data.decoder(), set(keys)
     places: dict[tuple[str, str], list[tuple[int, int]]] = collections.defaultdict(list)
     for source, split in {key[:2] for key in keys if key[0] in data.sources and key[1] in shards.SPLITS}:
         wanted, stream = {key[2] for key in keys if key[:2] == (source, split)}, data.stream(source, split)

@@ -1,4 +1,6 @@
-"""Finds strings in the documents of a data directory, and what a text copies from them: decodes and searches all tokens.
+"""Finds strings in the documents of a data directory, and what a text copies from them: decodes and searches their tokens.
+
+All tokens, or those of the places where an index (`string_index`) says that the string may be.
 
 `overlap` finds copies by ids, of many texts at once, for the red team; here they are found by bytes, with their documents.
 """
@@ -8,20 +10,24 @@ import dataclasses
 import hashlib
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import ahocorasick
 import numpy as np
 
 from jaxlm.data.shards.shards import SPLITS, DataDir, Document
 from jaxlm.data.tokenizer.decoder import Decoder
+from jaxlm.host.console import Tell
 
-_AT_ONCE = 4 << 20  # tokens decoded at a time, or one document
+_AT_ONCE = 1 << 18  # tokens decoded at a time, or one document
 _AROUND = 30  # bytes or characters shown before and after a match
 _PROBE = 32  # bytes that are looked up
 _SHORTEST = 64  # bytes of a copy
 _EXCERPT = 60  # bytes of a copy that are shown
 _REPEATS = 64
+Group = tuple[str, str, list[Document], np.ndarray]  # source, split, documents that follow one another, their tokens
+Ranges = Sequence[tuple[int, int]]  # of tokens of a stream, each of whole documents
+Places = Mapping[tuple[str, str], Ranges]  # (source, split) -> ranges
 _FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], np.uint64)
 
 
@@ -56,18 +62,32 @@ def tokens_to_search(data: DataDir) -> int:
     return sum(data.entry(source, split)["tokens"] for source in data.sources for split in SPLITS)
 
 
-def groups(data: DataDir, source: str, split: str) -> Iterator[list[Document]]:
-    """Yields documents that follow one another until the end of a stream."""
-    tokens = data.entry(source, split)["tokens"]
-    for first in range(0, tokens, _AT_ONCE):
-        begun = data.documents(source, split, first, min(first + _AT_ONCE, tokens))
-        yield [each for each in begun if each.start >= first]
+def streams(data: DataDir) -> list[tuple[str, str]]:
+    """Returns (source, split) of all streams, training text first."""
+    return [(source, split) for split, source in itertools.product(SPLITS, data.sources)]
 
 
-def documents(data: DataDir, source: str, split: str) -> Iterator[tuple[list[Document], np.ndarray]]:
-    """Yields (documents that follow one another, their tokens) until the end of a stream."""
+def texts(data: DataDir, places: Places | None = None) -> Iterator[Group]:
+    """Yields all documents, or those of the places, stream by stream."""
+    for stream in streams(data):
+        for group, ids_N in documents(data, *stream, None if places is None else places.get(stream, ())):
+            yield *stream, group, ids_N
+
+
+def groups(data: DataDir, source: str, split: str, ranges: Ranges | None = None) -> Iterator[list[Document]]:
+    """Yields documents that follow one another, of a stream or of ranges of its tokens."""
+    for start, stop in [(0, data.entry(source, split)["tokens"])] if ranges is None else ranges:
+        for first in range(start, stop, _AT_ONCE):
+            begun = data.documents(source, split, first, min(first + _AT_ONCE, stop))
+            yield [each for each in begun if each.start >= first]
+
+
+def documents(
+    data: DataDir, source: str, split: str, ranges: Ranges | None = None
+) -> Iterator[tuple[list[Document], np.ndarray]]:
+    """Yields (documents that follow one another, their tokens), of a stream or of ranges of its tokens."""
     stream = data.stream(source, split)
-    for group in groups(data, source, split):
+    for group in groups(data, source, split, ranges):
         if group:
             yield group, stream.read(group[0].start, group[-1].start + group[-1].tokens)
 
@@ -81,36 +101,35 @@ def each_document(data: DataDir, source: str, split: str) -> Iterator[tuple[Docu
 
 
 def matches(
-    data: DataDir, pattern: re.Pattern[bytes] | re.Pattern[str], tell: Callable[[int], object]
+    texts: Iterable[Group], decode: Decoder, pattern: re.Pattern[bytes] | re.Pattern[str], tell: Tell
 ) -> Iterator[Match]:
-    """Yields the documents that match, in their bytes or, for a pattern of str, their text; training text first.
+    """Yields the documents that match, in their bytes or, for a pattern of str, their text.
 
     `tell` gets the number of tokens that were searched.
     """
-    decode, done = Decoder(data.tokenizer()), 0
-    for split, source in itertools.product(SPLITS, data.sources):
-        for group, ids_N in documents(data, source, split):
-            raw, ends_N1 = decode(ids_N)
-            for each in group:
-                at = each.start - group[0].start
-                # A view, since `pos` of `finditer` would let ^ and look-behind see the document before.
-                content = memoryview(raw)[int(ends_N1[at]) : int(ends_N1[at + each.tokens])]
-                text = content if isinstance(pattern.pattern, bytes) else str(content, "utf-8", "replace")
-                spans = [match.span() for match in pattern.finditer(text)]
-                if spans:
-                    near = text[max(0, spans[0][0] - _AROUND) : spans[0][1] + _AROUND]
-                    words = near if isinstance(near, str) else str(near, "utf-8", "replace")
-                    place = source, split, each.doc_id, each.start, each.tokens
-                    yield Match(*place, len(spans), " ".join(words.split()), hashlib.sha256(content).hexdigest())
-            tell(done := done + len(ids_N))
+    done = 0
+    for source, split, group, ids_N in texts:
+        raw, ends_N1 = decode(ids_N)
+        for each in group:
+            at = each.start - group[0].start
+            # A view, since `pos` of `finditer` would let ^ and look-behind see the document before.
+            content = memoryview(raw)[int(ends_N1[at]) : int(ends_N1[at + each.tokens])]
+            text = content if isinstance(pattern.pattern, bytes) else str(content, "utf-8", "replace")
+            spans = [match.span() for match in pattern.finditer(text)]
+            if spans:
+                near = text[max(0, spans[0][0] - _AROUND) : spans[0][1] + _AROUND]
+                words = near if isinstance(near, str) else str(near, "utf-8", "replace")
+                place = source, split, each.doc_id, each.start, each.tokens
+                yield Match(*place, len(spans), " ".join(words.split()), hashlib.sha256(content).hexdigest())
+        tell(done := done + len(ids_N))
 
 
-def holders(data: DataDir, strings: Iterable[str], tell: Callable) -> Iterator[tuple[str, str, dict[str, int]]]:
+def holders(data: DataDir, strings: Iterable[str], tell: Tell) -> Iterator[tuple[str, str, dict[str, int]]]:
     """Yields (source, id, string -> times) of the training documents that hold any of the strings, in one pass for all.
 
     `tell` gets the number of training tokens that were searched.
     """
-    automaton, decode, done = ahocorasick.Automaton(), Decoder(data.tokenizer()), 0
+    automaton, decode, done = ahocorasick.Automaton(), data.decoder(), 0
     for string in strings:
         automaton.add_word(string.encode().decode("latin-1"), string)  # a character a byte
     automaton.make_automaton()
@@ -121,7 +140,7 @@ def holders(data: DataDir, strings: Iterable[str], tell: Callable) -> Iterator[t
             tell(done := done + len(ids_N))
 
 
-def copies(data: DataDir, text: bytes, tell: Callable[[int], object]) -> list[Copy]:
+def copies(texts: Iterable[Group], decode: Decoder, text: bytes, tell: Tell) -> list[Copy]:
     """Returns the stretches of 64 bytes or more that a text copies from documents, longest first, none inside another.
 
     The decoded documents are cut into probes of 32 bytes, which are looked up among all windows of the text by their hash;
@@ -134,33 +153,32 @@ def copies(data: DataDir, text: bytes, tell: Callable[[int], object]) -> list[Co
     windows = _hashes(np.lib.stride_tricks.sliding_window_view(text_C, _PROBE).copy())
     starts = np.flatnonzero(np.insert(windows[1:] != windows[:-1], 0, True))
     starts = starts[np.argsort(windows[starts], kind="stable")]
-    windows, decode, done = windows[starts], Decoder(data.tokenizer()), 0
+    windows, done = windows[starts], 0
     copied: dict[tuple[int, int], Copy] = {}
-    for split, source in itertools.product(SPLITS, data.sources):
-        for group, ids_N in documents(data, source, split):
-            raw, ends_N1 = decode(ids_N)
-            raw_C = np.frombuffer(raw, np.uint8)
-            probes = _hashes(raw_C[: len(raw) // _PROBE * _PROBE].reshape(-1, _PROBE))
-            first, last = np.searchsorted(windows, probes), np.searchsorted(windows, probes, side="right")
-            begins = ends_N1[[each.start - group[0].start for each in group] + [len(ids_N)]]
-            grown: dict[int, int] = {}  # place in the documents minus place in the text -> how far it was followed
-            counted = set()  # (stretch of the text, document)
-            for probe in np.flatnonzero(last > first).tolist():
-                place = probe * _PROBE
-                owner = int(np.searchsorted(begins, place, side="right")) - 1
-                for at in starts[first[probe] : last[probe]][:_REPEATS].tolist():
-                    if place + _PROBE <= grown.get(place - at, 0):
-                        continue
-                    left = _equal(raw_C[begins[owner] : place][::-1], text_C[:at][::-1])
-                    right = _equal(raw_C[place : begins[owner + 1]], text_C[at:])
-                    grown[place - at] = place + right
-                    stretch = at - left, at + right
-                    if right >= _PROBE and left + right >= _SHORTEST and (stretch, owner) not in counted:
-                        counted.add((stretch, owner))
-                        words = " ".join(str(text[slice(*stretch)][:_EXCERPT], "utf-8", "replace").split())
-                        new = Copy(stretch[0], left + right, 0, source, split, group[owner].doc_id, words)
-                        copied.setdefault(stretch, new).documents += 1
-            tell(done := done + len(ids_N))
+    for source, split, group, ids_N in texts:
+        raw, ends_N1 = decode(ids_N)
+        raw_C = np.frombuffer(raw, np.uint8)
+        probes = _hashes(raw_C[: len(raw) // _PROBE * _PROBE].reshape(-1, _PROBE))
+        first, last = np.searchsorted(windows, probes), np.searchsorted(windows, probes, side="right")
+        begins = ends_N1[[each.start - group[0].start for each in group] + [len(ids_N)]]
+        grown: dict[int, int] = {}  # place in the documents minus place in the text -> how far it was followed
+        counted = set()  # (stretch of the text, document)
+        for probe in np.flatnonzero(last > first).tolist():
+            place = probe * _PROBE
+            owner = int(np.searchsorted(begins, place, side="right")) - 1
+            for at in starts[first[probe] : last[probe]][:_REPEATS].tolist():
+                if place + _PROBE <= grown.get(place - at, 0):
+                    continue
+                left = _equal(raw_C[begins[owner] : place][::-1], text_C[:at][::-1])
+                right = _equal(raw_C[place : begins[owner + 1]], text_C[at:])
+                grown[place - at] = place + right
+                stretch = at - left, at + right
+                if right >= _PROBE and left + right >= _SHORTEST and (stretch, owner) not in counted:
+                    counted.add((stretch, owner))
+                    words = " ".join(str(text[slice(*stretch)][:_EXCERPT], "utf-8", "replace").split())
+                    new = Copy(stretch[0], left + right, 0, source, split, group[owner].doc_id, words)
+                    copied.setdefault(stretch, new).documents += 1
+        tell(done := done + len(ids_N))
     return _outermost(copied)
 
 

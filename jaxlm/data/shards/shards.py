@@ -9,6 +9,7 @@ import bisect
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import io
 import itertools
@@ -256,6 +257,9 @@ class DataDir:
             names.append(coders.MODEL)  # `content` says that it is not listed
         return coders.read({name: self.content(name) for name in names}, self.path)
 
+    def decoder(self) -> Decoder:
+        return Decoder(self.tokenizer().piece_bytes())
+
     def token_bytes(self) -> np.ndarray:
         """Returns each id's number of raw bytes, int32[vocab_size]; 0 for control tokens. Raises DamagedData."""
         lengths = np.load(io.BytesIO(self.content(TOKEN_BYTES)))
@@ -279,15 +283,16 @@ class DataDir:
         if start >= stop:
             return []
         self.verifier.first_read(entry, always=True)
-        index = pq.ParquetFile(self.path / entry["file"])
+        file = str(self.path / entry["file"]), entry["sha256"]
+        index = pq.ParquetFile(file[0])
         groups = [index.metadata.row_group(g).column(0).statistics.min for g in range(index.num_row_groups)]
         wanted = range(max(0, bisect.bisect_right(groups, start) - 1), bisect.bisect_left(groups, stop))
         documents: list[Document] = []
-        for group in wanted:
-            rows = index.read_row_group(group).to_pydict()
-            for at, tokens, n_bytes, doc_id in zip(*(rows[name] for name in _INDEX_SCHEMA.names), strict=True):
-                if at < stop and at + tokens > start:
-                    documents.append(Document(doc_id, at, tokens, n_bytes))
+        for rows, starts in (_row_group(*file, group) for group in wanted):
+            first, last = max(0, bisect.bisect_right(starts, start) - 1), bisect.bisect_left(starts, stop)
+            columns = rows.slice(first, last - first).to_pydict()
+            at_tokens_bytes_id = zip(*(columns[name] for name in _INDEX_SCHEMA.names), strict=True)
+            documents += [Document(doc_id, at, tokens, size) for at, tokens, size, doc_id in at_tokens_bytes_id]
         return documents
 
     def held_out_texts(self) -> dict[str, str]:
@@ -304,7 +309,7 @@ class DataDir:
         return texts
 
     def _held_out_text(self, source: str) -> str:
-        decode, stream = Decoder(self.tokenizer()), self.stream(source, "val")
+        decode, stream = self.decoder(), self.stream(source, "val")
         documents = self.documents(source, "val", 0, stream.tokens)
         digest = hashlib.sha256()
         for each in documents:
@@ -321,6 +326,13 @@ class DataDir:
             for split in SPLITS:
                 yield source[split]["index"]
                 yield from source[split]["shards"]
+
+
+@functools.lru_cache(8)
+def _row_group(path: str, sha256: str, group: int) -> tuple[pa.Table, list[int]]:
+    """Returns (a row group of an index of documents, the first token of each)."""
+    rows = pq.ParquetFile(path).read_row_group(group)
+    return rows, rows.column(0).to_pylist()  # `to_numpy` imports pandas
 
 
 def open_data(path: str | os.PathLike, check: bool = True) -> DataDir:

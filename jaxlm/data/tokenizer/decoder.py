@@ -1,15 +1,14 @@
 """Decodes ids into bytes, many at a time."""
 
-import numpy as np
+from collections.abc import Sequence
 
-from jaxlm.data.tokenizer.coder import Coder
+import numpy as np
 
 
 class Decoder:
-    """Joins the bytes of ids' pieces; control tokens have none."""
+    """Joins the pieces of ids, given each id's bytes."""
 
-    def __init__(self, coder: Coder):
-        pieces = coder.piece_bytes()
+    def __init__(self, pieces: Sequence[bytes]):
         self._lengths = np.array([len(piece) for piece in pieces])
         self._offsets = np.cumsum(self._lengths) - self._lengths
         self._bytes = np.frombuffer(b"".join(pieces), np.uint8)

@@ -11,7 +11,7 @@ import itertools
 import os
 import pathlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import sentencepiece as spm
@@ -60,9 +60,6 @@ class Tokenizer(RawBytes):
         if self.eos_id < 0:
             raise ConfigError("this SentencePiece model has no end-of-sentence piece; train it with eos_id >= 0")
         self._space_ids = [self._sp.piece_to_id(f"<0x{byte:02X}>") for byte in _SPACE_BYTES]
-        plain = self._sp.normalize(_PROBE) == _PROBE.replace(" ", _SPACE)
-        self.words = word_pattern(self._pieces()) if plain else None
-        self._cut = re.compile(self.words or _SPACE).findall
         self._forget()
 
     @classmethod
@@ -114,6 +111,15 @@ class Tokenizer(RawBytes):
                 at.append(before[number] + len(own) if np.array_equal(ids[number][: len(own)], own) else -1)
             coded_texts.append((np.concatenate(ids), np.asarray(at, np.int64)))
         return coded_texts
+
+    @functools.cached_property
+    def words(self) -> str | None:
+        plain = self._sp.normalize(_PROBE) == _PROBE.replace(" ", _SPACE)
+        return word_pattern(self._pieces()) if plain else None
+
+    @functools.cached_property
+    def _cut(self) -> Callable[[str], list[str]]:
+        return re.compile(self.words or _SPACE).findall
 
     @functools.cached_property
     def controls(self) -> dict[str, int]:

@@ -15,7 +15,6 @@ from jaxlm.data.batches import document_rows, removed
 from jaxlm.data.batches.order import check_fingerprint
 from jaxlm.data.shards import search
 from jaxlm.data.shards.mixture import Final
-from jaxlm.data.tokenizer.decoder import Decoder
 from jaxlm.step import parts
 from jaxlm.step.objectives import lm
 
@@ -29,7 +28,7 @@ def data(tmp_path_factory):
 
 def make_list(path, data, chosen):
     """Writes the list of `chosen`, (source, split, number of the document)."""
-    decode, rows = Decoder(data.tokenizer()), []
+    decode, rows = data.decoder(), []
     for source, split, number in chosen:
         each, ids_N = list(search.each_document(data, source, split))[number]
         sha256 = hashlib.sha256(decode(ids_N)[0]).hexdigest()

@@ -36,8 +36,12 @@ def texts(data) -> dict[tuple[str, str, str], bytes]:
     return out
 
 
-def find(data, pattern: bytes) -> list[search.Match]:
-    return list(search.matches(data, re.compile(pattern), lambda done: None))
+def find(data, pattern: bytes | str) -> list[search.Match]:
+    return list(search.matches(search.texts(data), data.decoder(), re.compile(pattern), lambda done: None))
+
+
+def copies(data, text: bytes) -> list[search.Copy]:
+    return search.copies(search.texts(data), data.decoder(), text, lambda done: None)
 
 
 @pytest.mark.parametrize("at_once", [1 << 22, 100])
@@ -72,7 +76,7 @@ def test_many_strings_are_counted_in_one_pass(data):
 @pytest.mark.parametrize("pattern", ["^[a-z]+", r"[a-z.]+$", r"(?<=\.)[a-z]", r"(?<![a-z.])s", r"\bsea\b", "[é]|moon"])
 def test_a_pattern_sees_one_document_alone(data, pattern):
     want = {key for key, text in texts(data).items() if re.search(pattern, text.decode())}
-    assert {(m.source, m.split, m.doc_id) for m in search.matches(data, re.compile(pattern), lambda done: None)} == want
+    assert {(m.source, m.split, m.doc_id) for m in find(data, pattern)} == want
 
 
 def test_nothing_is_found_across_two_documents(data):
@@ -236,7 +240,7 @@ def test_what_a_text_copies_is_found_exactly(data, monkeypatch, at_once):
         length = rng.choice([63, 64, 80, len(document) - begin])
         stretch = document[begin : begin + length]
         text = b"#" * rng.randint(0, 40) + stretch + b"#" * 90
-        found = search.copies(data, text, lambda done: None)
+        found = copies(data, text)
         holders = {other for other, content in everything.items() if stretch in content}
         if len(stretch) < 64:
             assert not found
@@ -245,8 +249,8 @@ def test_what_a_text_copies_is_found_exactly(data, monkeypatch, at_once):
         assert (found[0].source, found[0].split, found[0].doc_id) in holders
         assert len(found) == 1
     dashes = b"-" * 4000 + b" end"  # in quadratic time it would take minutes
-    assert search.copies(data, dashes, lambda done: None) == []
+    assert copies(data, dashes) == []
     joined = b"".join(list(everything.values())[:2])  # two documents are two copies
-    assert [copy.length for copy in search.copies(data, joined, lambda done: None)] == sorted(
+    assert [copy.length for copy in copies(data, joined)] == sorted(
         (len(text) for text in list(everything.values())[:2] if len(text) >= 64), reverse=True
     )
