@@ -383,8 +383,9 @@ def _parse(name: str, verb: Verb, rest: list[str], workdir: str, needs_all: bool
         parser.add_argument(option, **{k: v for k, v in arguments.items() if k != "key"} | {"required": required})
     args, unknown = parser.parse_known_intermixed_args(rest, argparse.Namespace(target=None))
     unknown = [word for word in getattr(args, "words", ()) if word.startswith("--")] or unknown  # "--promt=50% off"
-    if verb.at_step:
-        args.target, args.step = config_files.at_step(args.target or "")
+    target, step = config_files.at_step(args.target or "")
+    if verb.at_step or (args.target and not step):
+        args.target, args.step = target, step
     if verb.rest and args.target and (args.config or workdir) and not _is_something(args.target):
         args.target, args.words = None, [args.target, *args.words]  # the run is named already: this is a prompt
     if args.target and "=" in args.target and not os.path.exists(args.target):

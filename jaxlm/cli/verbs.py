@@ -247,6 +247,17 @@ VERBS = {
         keys=("eval",),
         models="also",
     ),
+    "average": Verb(
+        "average",
+        "the average of a run's checkpoints, measured beside them",
+        {
+            "--last": _option("of the last N checkpoints (without a flag: the best of several ways)", "N", type=int),
+            "--steps": _text("A,B,C", "of these checkpoints"),
+            "--ema": _option("their moving average: each takes W of the average before", "W", type=float),
+            **_JSON,
+        },
+        reads_run=True,
+    ),
     "audit": Verb(
         "audit",
         "find junk in documents, shards or sources, the worst first",
@@ -348,6 +359,6 @@ GROUPS = {
     "data": ("prepare", "tokenize", "audit", "trace"),
     "before you pay": ("plan", "ladder", "tune", "doctor"),
     "train": ("train", "import"),
-    "measure and compare": ("eval", "junk", "report", "verify", "diff", "compare"),
+    "measure and compare": ("eval", "junk", "average", "report", "verify", "diff", "compare"),
     "use": ("sample", "chat", "serve", "arena", "export"),
 }

@@ -224,6 +224,19 @@ def begin(config: Config, readers: Sequence[Reader] = ()) -> Origin | None:
     return model.grown(config.model)
 
 
+def averaged(parts: Sequence[Origin], shares: Sequence[float]) -> Origin:
+    """Returns the origin whose parameters are the parts' weighted sum: added in float64, stored in their own type."""
+
+    def leaf(name: str) -> np.ndarray:
+        first = parts[0].leaf(name)
+        total = shares[0] * first.astype(np.float64)
+        for part, share in zip(parts[1:], shares[1:], strict=True):
+            total += share * part.leaf(name)
+        return total.astype(first.dtype)
+
+    return dataclasses.replace(parts[-1], params=_from_leaves(leaf), leaf=leaf, digest=str, state=None, meta=None)
+
+
 def pretrained_on(folder: str) -> str:
     """Returns the data directory on which the model in `folder`, or the first of its origins, was pretrained; "" if unknown."""
     while (file := pathlib.Path(folder) / "config.json").is_file() and config_files.find(f"{folder}/").kind == "run":
