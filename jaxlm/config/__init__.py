@@ -12,6 +12,8 @@ from jaxlm.config.resolve import resolve, to_json, with_keys
 from jaxlm.config.schema import (
     BY_RULE,
     CHAT_TOKENS,
+    MATRICES,
+    ROWS,
     CheckpointConfig,
     Config,
     DistributedConfig,
