@@ -110,6 +110,14 @@ class LossConfig:
 
 # What a rule says where it is 0 -> its key of `optim`. The matrices' ratio is in the line of MATRICES.
 BY_RULE = {"lr": "lr", "matrix_lr_ratio": "rates", "b2": "b2"}
+GROWS = (
+    "n_layers",
+    "d_model",
+    "n_heads",
+    "n_kv_heads",
+    "d_ff",
+    "vocab_size",
+)  # keys of `model`: what `jaxlm grow` changes
 MATRICES, ROWS = "layers_.*/kernel", "rows"  # patterns of `optim.rates` with a meaning of their own
 
 
@@ -130,6 +138,10 @@ class OptimConfig:
     rates: tuple[Rate, ...] = key(
         (),
         '"PATTERN TIMES", ...: these parameters learn at so many times lr (full match of their path, the first counts)',
+    )
+    grown_from: tuple[Count, ...] = key(
+        (),
+        "by jaxlm grow: the older model's layers, width, heads, kv heads, d_ff, ids; what is new is new/... in `rates`",
     )
     schedule: Literal["cosine", "wsd", "linear", "constant"] = key(
         "cosine", "of the learning rate after its linear warm-up; wsd = warm-up, stable, decay"

@@ -266,6 +266,29 @@ def stand(params: float, tokens: float, vocab_size: int) -> dict[str, typing.Any
     }
 
 
+def growth_pays_from(small: float, large: float, tokens: float) -> float:
+    """Returns the tokens on which a model of `small` parameters must have been trained, so that to grow it pays, by the laws.
+
+    Growth pays if `tokens` more on `large` parameters end lower than the same FLOPs on the small model. The large model is
+    taken to begin at the small one's loss, as far as tokens of its own would have brought it.
+    """
+
+    def gain(begun: float) -> float:
+        """Returns the mean over the laws of how much lower the larger model ends."""
+        gains = []
+        for law in LAWS:
+            left = law.loss(small, begun) - law.e - law.a / large**law.alpha
+            ahead = (law.b / left) ** (1 / law.beta)
+            gains.append(law.loss(small, begun + tokens * large / small) - law.loss(large, ahead + tokens))
+        return sum(gains) / len(gains)
+
+    low, high = math.log(small * 1e-3), math.log(small * 1e6)
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if gain(math.exp(middle)) > 0 else (middle, high)
+    return math.exp(high)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # What departs from the rules
 

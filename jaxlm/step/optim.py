@@ -11,6 +11,7 @@ computed from the new moments before they are rounded, so rounding affects later
 bytes a parameter instead of 8.
 """
 
+import functools
 import math
 import re
 import typing
@@ -24,10 +25,12 @@ from jax.sharding import PartitionSpec
 
 from jaxlm.config import ROWS, ConfigError, OptimConfig
 from jaxlm.devices import sharding, tree
+from jaxlm.models import growth
 from jaxlm.models.params import axes_of, input_axes
 from jaxlm.ops import polar, quantize
 
 _MUON_BETA = 0.95
+NEW = "new/"  # begins the name of what is new in a grown parameter, in `optim.rates`
 
 
 def rates(config: OptimConfig, steps: int, params: dict | None = None) -> typing.Callable:
@@ -77,23 +80,35 @@ def check_learns(config: OptimConfig, steps: int, first: int = 1) -> None:
 
 
 def _ratios(config: OptimConfig, params: dict) -> dict | None:
-    """Returns each parameter's rate divided by `optim.lr`; None if it is 1 for all."""
-    times = by_pattern(config, params)
-    return tree.map_named(lambda name, _: times[name][1], params) if any(t != 1 for _, t in times.values()) else None
+    """Returns each parameter's rate divided by `optim.lr`, of a grown one its old part's; None if it is 1 for all."""
+    times = {part: ratio for part, (_, ratio) in by_pattern(config, params).items()}
+    ratios = tree.map_named(lambda name, _: times.get(name) or times[NEW + name], params)
+    return ratios if any(ratio != 1 for ratio in times.values()) else None
+
+
+def _parts(config: OptimConfig, params: dict) -> dict[str, int]:
+    """Returns part -> how many numbers it has: each parameter; of a grown model its old part, and `new/PARAMETER`."""
+    sizes = {name: leaf.size for name, leaf in tree.named_leaves(params)}
+    for name, old in growth.old_parts(params, config.grown_from).items() if config.grown_from else ():
+        count = math.prod(old) if old else 0
+        sizes |= {name: count, NEW + name: sizes[name] - count}
+    return {name: size for name, size in sizes.items() if size}
 
 
 def by_pattern(config: OptimConfig, params: dict) -> dict[str, tuple[str, float]]:
-    """Returns parameter -> (the first pattern of `optim.rates` that matches it, "" if none does; its rate over `optim.lr`).
+    """Returns part -> (the first pattern of `optim.rates` that matches it, "" if none does; its rate over `optim.lr`).
 
-    "PATTERN 0.9^" gives the last layer 1, and each layer below it .9 of the rate of the one above it.
+    The part `new/NAME` of a grown model is matched by what matches NAME too. "PATTERN 0.9^" gives the last layer 1, and each
+    layer below it .9 of the rate of the one above it.
 
-    Raises ConfigError if a pattern is the first of no parameter.
+    Raises ConfigError if a pattern is the first of no part.
     """
-    names = [name for name, _ in tree.named_leaves(params)]
-    layers = {name: tree.layer_of(name) or 0 for name in names}
+    names = [*_parts(config, params)]
+    layers = {name: tree.layer_of(name.removeprefix(NEW)) or 0 for name in names}
     found, last = dict.fromkeys(names, ("", 1.0)), max(layers.values())
     for pattern, times in reversed(config.times.items()):
-        own, each = [name for name in names if re.fullmatch(pattern, name)], float(times.rstrip("^"))
+        matches, each = re.compile(pattern).fullmatch, float(times.rstrip("^"))
+        own = [name for name in names if matches(name) or matches(name.removeprefix(NEW))]
         found |= {name: (pattern, each ** (last - layers[name] if times[-1] == "^" else 1)) for name in own}
     if idle := config.times.keys() - {ROWS} - {pattern for pattern, _ in found.values()}:
         which = f"{min(idle)} is the first match of no trained parameter ({names[0]}, ...)"
@@ -103,7 +118,7 @@ def by_pattern(config: OptimConfig, params: dict) -> dict[str, tuple[str, float]
 
 def table(config: OptimConfig, variables: dict[str, dict]) -> list[list[str]]:
     """Returns the rows of a table of `optim.rates`: pattern, how many numbers learn at its rate, its peak; [] if empty."""
-    times, sizes = by_pattern(config, params := tree.merge(variables)), dict(tree.named_leaves(params))
+    times, sizes = by_pattern(config, params := tree.merge(variables)), _parts(config, params)
     rows = [["RATES", "parameters", "peak"]] if config.rates else []
     for pattern in [*config.times, ""] if rows else []:
         own = [name for name, (first, _) in times.items() if first == pattern]
@@ -112,7 +127,7 @@ def table(config: OptimConfig, variables: dict[str, dict]) -> list[list[str]]:
             rows.append(["  rows", "those of adapter.rows", f"{config.lr * float(config.times[ROWS]):.3g}"])
         elif own:
             ends = " to ".join(dict.fromkeys((peaks[0], peaks[-1])))
-            rows.append([f"  {pattern or 'all others'}", f"{sum(sizes[name].size for name in own):,}", ends])
+            rows.append([f"  {pattern or 'all others'}", f"{sum(sizes[name] for name in own):,}", ends])
     return rows
 
 
@@ -157,6 +172,7 @@ def make(
         raise ConfigError(f"optim.name=muon needs layer kernels; only {min(times)}, ... are trained: take adamw")
     directions = _muon(config, dtype) if config.name == "muon" else _OPTIMIZERS[config.name](config)
     chain = [directions, optax.masked(_decay(config, max(times.values())), mask)]
+    chain += [_apart(growth.old_parts(params, config.grown_from), times)] if config.grown_from else []
     return optax.chain(*chain, *([_faster(rows, float(config.times.get(ROWS, 0)), times)] if rows else []))
 
 
@@ -180,6 +196,24 @@ def _decay(config: OptimConfig, highest: float) -> optax.GradientTransformationE
     return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
 
 
+def _apart(old: dict[str, tuple[int, ...] | None], times: dict[str, float]) -> optax.GradientTransformation:
+    """Returns a transformation that gives the new part of each grown parameter its own rate; the step gives all the old's.
+
+    Args:
+      old: parameter -> how much of each axis is old.
+      times: part -> its rate over `optim.lr`.
+    """
+
+    def scaled(name: str, update: jax.Array) -> jax.Array:
+        if not {name, NEW + name} <= times.keys() or times[name] == times[NEW + name]:
+            return update  # it is old or new as a whole
+        places = (jax.lax.broadcasted_iota(jnp.int32, update.shape, axis) for axis in range(update.ndim))
+        inside = functools.reduce(jnp.logical_and, (place < n for place, n in zip(places, old[name], strict=True)))
+        return update * jnp.where(inside, 1, times[NEW + name] / times[name]).astype(update.dtype)
+
+    return optax.stateless(lambda updates, _: tree.map_named(scaled, updates))
+
+
 def _faster(rows: tuple[int, ...], ratio: float, times: dict[str, float]) -> optax.GradientTransformation:
     """Returns a transformation for the ids' rows of the embedding (V, D), columns of the head (D, V): they learn at `ratio`.
 
@@ -191,7 +225,7 @@ def _faster(rows: tuple[int, ...], ratio: float, times: dict[str, float]) -> opt
             return update
         embedding = name == "embed/embedding"
         ids = jnp.arange(update.shape[0 if embedding else 1])
-        ratios = jnp.where(jnp.isin(ids, jnp.array(rows)), ratio / times[name], 1).astype(update.dtype)
+        ratios = jnp.where(jnp.isin(ids, jnp.array(rows)), ratio / times.get(name, 1.0), 1).astype(update.dtype)
         return update * (ratios[:, None] if embedding else ratios)
 
     # With a ratio of 1 the state has the same form, so that a run whose ratio was changed resumes.
