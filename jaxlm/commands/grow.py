@@ -40,7 +40,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
     mesh = processes.start(
         config.hardware, config.distributed, MeshConfig(data=1, fsdp=-1, tensor=1, context=1), config.model.dtype
     )
-    made = dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=str(out / TOKENIZER)))
+    own = config.data.tokenizer != ""  # else that of the data
+    made = dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=str(out / TOKENIZER) * own))
     old, words = opened.config.model, f"{opened.provenance['path']}, step {opened.provenance.get('step', 0)}"
     parts = {key: (getattr(old, key), getattr(config.model, key)) for key in GROWS}
     changes = ", ".join(f"{key} {was} -> {now}" for key, (was, now) in parts.items() if was != now)
@@ -49,7 +50,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
             part / "checkpoints", lambda: _params(config, opened, mesh), redact(dataclasses.asdict(made))
         )
         why = f"grown from {words}: {changes}"
-        together(lambda: write(made, opened.tokenizer(), part, why), first_only=True)
+        together(lambda: write(made, opened.tokenizer() if own else None, part, why), first_only=True)
     say(
         f"grown: {count_params(old):,} -> {count_params(config.model):,} parameters ({changes}), the same function "
         f"({time.perf_counter() - began:.0f} s)"

@@ -111,9 +111,10 @@ def becoming(out: pathlib.Path, needed: int, flag: str) -> Iterator[pathlib.Path
             shutil.rmtree(part, ignore_errors=True)
 
 
-def write(config: Config, tokenizer: coder.Coder, out: pathlib.Path, why: str) -> None:
-    """Writes tokenizer, config.json and run.json; config.json makes the folder a run, so it is written last."""
-    coder.write(chat.settled(tokenizer), out / TOKENIZER)
+def write(config: Config, tokenizer: coder.Coder | None, out: pathlib.Path, why: str) -> None:
+    """Writes a tokenizer, config.json and run.json; config.json makes the folder a run, so it is written last."""
+    if tokenizer:
+        coder.write(chat.settled(tokenizer), out / TOKENIZER)
     nothing = {"manifest_sha256": "", "choices": {}, "changed": []}
     ledger.record_start(out, config, step=0, hardware=start.hardware(), **nothing)
     ledger.end(out, step=0, code=0, why=why)

@@ -69,7 +69,7 @@ def grow(config: config_dict.ConfigDict, overrides: Sequence[str], say: Callable
 
     Raises ConfigError if the config's model is smaller somewhere, or can't have the same function.
     """
-    folder = _folder(config)
+    folder, typed = _folder(config), _typed(overrides)
     keys, _, _ = _keys(folder)
     model, old = config.model, {key: keys[key] for key in GROWS}
     new = {key: model[key] or old[key] for key in GROWS} | {"n_kv_heads": model.n_kv_heads or model.n_heads}
@@ -92,15 +92,17 @@ def grow(config: config_dict.ConfigDict, overrides: Sequence[str], say: Callable
             f"model.d_model={new['d_model']}: gpt2's norm subtracts a mean, so its width stays {old['d_model']}"
         )
     keys["norm_eps"] *= old["d_model"] / new["d_model"]
-    _set_model(
-        config, keys | new, _typed(overrides) - {*(f"model.{key}" for key in GROWS)}, ends=keys["family"] == "gpt2"
-    )
+    _set_model(config, keys | new, typed - {*(f"model.{key}" for key in GROWS)}, ends=keys["family"] == "gpt2")
     config.optim.grown_from = tuple(old.values())
     saved = config_files.from_run(folder / "config.json") if not hf_config.is_model(folder) else None
-    if not config.data.dir and saved and saved.program == "pretrain":
+    if saved and saved.program == "pretrain" and not (config.data.dir or any(key.startswith("data.") for key in typed)):
+        config.data, config.prepare = saved.data, saved.prepare
         config.data.dir = saved.data.dir or str(folder / "data")
         say(f"data: that of {config.origin}, in {config.data.dir}")
-    _set_tokenizer(config, folder if saved is None else _tokenizer_of_run(folder), _typed(overrides))
+    own = config.data.tokenizer
+    _set_tokenizer(config, folder if saved is None else _tokenizer_of_run(folder), typed)
+    if _sha256_of(pathlib.Path(config.data.dir or pathlib.Path(config.workdir) / "data")):
+        config.data.tokenizer = own  # the data has been made with that of the origin
 
 
 def of_model(word: str, overrides: Sequence[str]) -> config_dict.ConfigDict:
