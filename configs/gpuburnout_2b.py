@@ -1,14 +1,12 @@
 """The 1.92B model between the first story's 1.04B and its 3.12B (docs/stories.md): 1,921,181,184 parameters, grown from 1B.
 
-    jaxlm grow gpuburnout_2b --config.origin=RUN --config.workdir=runs/2b
-    jaxlm train runs/2b --config.optim.rates="('embed/.* 0.17', 'new/.* 1', '.* 0.033')"
+    jaxlm train gpuburnout_2b --config.workdir=runs/2b
 
 24 layers, d 2304, 36 query / 9 key-value heads of 64, SwiGLU 9216, 32,005-token BPE with the ChatML tokens, tied: 8 layers
-and an eighth of the width more than RUN, a `gpuburnout_1b`, at whose loss it begins (docs/growth.md). What is new learns at
-3e-4, the embedding at 5e-5, what was trained at 1e-5: the story's three rates, after one rate for all had cost .35 nats. One GPU
-of 80 GB: a step takes 58.9 GB by `jaxlm plan`. From new weights:
-
-    jaxlm train gpuburnout_2b --config.workdir=runs/2b --config.data.dir=DATA
+and an eighth of the width more than `gpuburnout_1b`. The command trains it from new weights. docs/growth.md says how to grow
+it from a run of `gpuburnout_1b`, at whose loss it then begins; with `optim.rates` of 'embed/.* 0.17', 'new/.* 1', '.* 0.033'
+what is new learns at 3e-4, the embedding at 5e-5, what was trained at 1e-5: the story's three rates, after one rate for all
+had cost .35 nats. One GPU of 80 GB: a step takes 58.9 GB by `jaxlm plan`.
 
 The 11.8B tokens take 75 hours, $202 on an H100 by `jaxlm plan`. Final loss: not yet measured.
 """
