@@ -21,6 +21,7 @@ from jaxlm.models import growth
 from jaxlm.models import params as params_lib
 from jaxlm.plan import rules, settle
 from jaxlm.plan.flops import count_params
+from jaxlm.run import lineage
 from jaxlm.run.checkpoints import saving
 from jaxlm.run.workdir import TOKENIZER
 from jaxlm.train import origin
@@ -78,7 +79,8 @@ def _say_whether_it_pays(config: Config, opened: origin.Origin) -> None:
     """Says from how many tokens on a growth like this pays, by the scaling laws, and how many the origin has seen."""
     small, large, t = count_params(opened.config.model), count_params(config.model), opened.config.train
     tokens = config.train.steps * config.train.batch_size * config.train.seq_len
-    seen = opened.provenance.get("step", 0) * t.batch_size * t.seq_len
+    folder, own = pathlib.Path(config.origin), opened.provenance.get("step", 0) * t.batch_size * t.seq_len
+    seen = own + sum(row["tokens"] or 0 for row in lineage.stages(lineage.origins(folder), folder)[:-1])
     least = rules.growth_pays_from(small, large, tokens)
     less = "; at the same compute the small model, trained on, may end lower" if seen < least else ""
     say(

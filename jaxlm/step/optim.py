@@ -171,7 +171,7 @@ def make(
     if config.name == "muon" and not any(map(_is_matrix, times)):
         raise ConfigError(f"optim.name=muon needs layer kernels; only {min(times)}, ... are trained: take adamw")
     directions = _muon(config, dtype) if config.name == "muon" else _OPTIMIZERS[config.name](config)
-    chain = [directions, optax.masked(_decay(config, max(times.values())), mask)]
+    chain = [directions, optax.masked(_decay(config, max(jax.tree.leaves(_ratios(config, params)), default=1.0)), mask)]
     chain += [_apart(growth.old_parts(params, config.grown_from), times)] if config.grown_from else []
     return optax.chain(*chain, *([_faster(rows, float(config.times.get(ROWS, 0)), times)] if rows else []))
 

@@ -83,6 +83,7 @@ def test_it_begins_at_the_loss_of_the_smaller_model_and_every_new_part_moves(sma
         ("model.n_kv_heads", 4, "a key-value head must serve as many query heads as in"),
         ("model.head_dim", 16, "config.model.head_dim=16, but the origin's model has 8: leave it out"),
         ("model.qk_norm", False, "config.model.qk_norm=False, but the origin's model has True"),
+        ("origin_state", True, "grow takes the weights alone"),
         ("optim.lr", 0, "optim.lr=0 is the rule for new weights"),
         ("origin", "", "grow takes a config of the larger model, and the smaller run"),
         ("origin", "nowhere", "no folder nowhere"),

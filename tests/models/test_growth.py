@@ -129,3 +129,17 @@ def test_old_and_new_parts_learn_at_rates_of_their_own():
     assert counted == {"embed/.*": 128 * 18, ".*": small - 128 * 16, "new/.*": tree.count(params) - small - 128 * 2}
     with pytest.raises(ConfigError, match=r"new/head/.* is the first match of no trained parameter"):
         optim.make(dataclasses.replace(c, rates=("new/head/.* 2",)), params)
+
+
+def test_decay_that_follows_the_rate_is_whole_at_the_peak_also_where_no_tensor_is_new():
+    """The step's `rate` is the highest of the old parts then, and so is the peak by which it is divided."""
+    params = {"head": {"kernel": jnp.ones((4, 6))}}
+    c = config.resolve(config_files.load("base", ["data.path=x", "train.steps=1000"])).optim
+    c = dataclasses.replace(c, lr=1.0, weight_decay=0.5, decay_follows_rate=True, schedule="constant", warmup_steps=0)
+    c = dataclasses.replace(c, grown_from=(1, 3, 1, 1, 1, 6), rates=("new/.* 1", ".* 0.1"))
+    tx = optim.make(c, params)
+    highest = max(float(rate) for rate in jax.tree.leaves(optim.rates(c, 1000, params)(500)))
+    still = jax.tree.map(jnp.zeros_like, params)
+    updates, _ = tx.update(still, tx.init(params), params, ok=jnp.bool_(True), rate=jnp.float32(highest))
+    np.testing.assert_allclose(updates["head"]["kernel"][:3], 0.5, rtol=1e-6)
+    np.testing.assert_allclose(updates["head"]["kernel"][3:], 5.0, rtol=1e-6)
