@@ -82,7 +82,7 @@ def check_learns(config: OptimConfig, steps: int, first: int = 1) -> None:
 def _ratios(config: OptimConfig, params: dict) -> dict | None:
     """Returns each parameter's rate divided by `optim.lr`, of a grown one its old part's; None if it is 1 for all."""
     times = {part: ratio for part, (_, ratio) in by_pattern(config, params).items()}
-    ratios = tree.map_named(lambda name, _: times.get(name) or times[NEW + name], params)
+    ratios = tree.map_named(lambda name, _: times[name if name in times else NEW + name], params)
     return ratios if any(ratio != 1 for ratio in times.values()) else None
 
 

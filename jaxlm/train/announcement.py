@@ -47,7 +47,7 @@ def lines(
     numbers = f"{tree.count(made.abstract.params):,} trained ({trained}), " if trained else ""
     most = max(passes, key=passes.get, default="")
     return [
-        *([console.table(rates, right=[1])] if (rates := optim.table(config.optim, made.abstract.params)) else []),
+        *([console.table(optim.table(config.optim, made.abstract.params), right=[1])] if config.optim.rates else []),
         *([table(made.abstract.params)] if config.log.parameters else []),
         f"model: {m.family}, {count_params(m):,} parameters, {numbers}{m.n_layers} layers of d {m.d_model}; {devices}",
         *([_data(tokens, passes)] if tokens else []),  # prompts may be generated without end
