@@ -6,7 +6,7 @@
 and an eighth of the width more than `gpuburnout_1b`. The command trains it from new weights. docs/growth.md says how to grow
 it from a run of `gpuburnout_1b`, at whose loss it then begins; with `optim.rates` of 'embed/.* 0.17', 'new/.* 1', '.* 0.033'
 what is new learns at 3e-4, the embedding at 5e-5, what was trained at 1e-5: the story's three rates, after one rate for all
-had cost .35 nats. One GPU of 80 GB: a step takes 58.9 GB by `jaxlm plan`.
+had cost .35 nats. One GPU of 80 GB: a step takes 58.9 GB by `jaxlm plan` and by XLA's compiler.
 
 The 11.8B tokens take 75 hours, $202 on an H100 by `jaxlm plan`. Final loss: not yet measured.
 """
