@@ -8,7 +8,9 @@ import pytest
 import tiny_data
 from tiny_keys import keys
 
+from jaxlm import config
 from jaxlm.cli import cli
+from jaxlm.config import config_files
 from jaxlm.devices import tree
 from jaxlm.models import growth
 from jaxlm.run import lineage, metrics
@@ -20,7 +22,7 @@ TINY = keys("""
     train.eval_every_steps=0 eval.max_mb=0.0005 eval.at_start=True checkpoint.every_steps=0 runs.supervise=off
     optim.warmup_steps=0 optim.schedule=constant optim.lr=0.01 log.tensorboard=False sample.prompts=() model.qk_norm=True
 """)
-LARGER = keys("model.n_layers=3 model.d_model=18 model.n_heads=4 model.n_kv_heads=2 model.head_dim=8 model.d_ff=40")
+LARGER = keys("model.n_layers=2 model.d_model=18 model.n_heads=4 model.n_kv_heads=2 model.head_dim=8 model.d_ff=40")
 
 
 def flags(**folders) -> list[str]:
@@ -29,14 +31,17 @@ def flags(**folders) -> list[str]:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
+    """The config and the data of a run, without a checkpoint: what is refused needs no more."""
     root = tmp_path_factory.mktemp("grow")
     tiny_data.make(root / "data", {"a": 1.0})
-    assert (
-        cli.main(
-            ["train", "base", *flags(workdir=root / "small", **{"data.dir": root / "data"}), "--config.train.steps=8"]
-        )
-        == 0
-    )
+    given = [
+        f"{key}={value}"
+        for key, value in (
+            TINY | {"model.vocab_size": 300, "workdir": root / "small", "data.dir": root / "data"}
+        ).items()
+    ]
+    (root / "small").mkdir()
+    (root / "small/config.json").write_text(config.to_json(config.resolve(config_files.load("base", given))))
     return root / "small"
 
 
@@ -50,11 +55,14 @@ def params_of(run, step: int) -> dict:
     return {name: opened.leaf(name) for name in (n.removeprefix("params/") for n in names if n.startswith("params/"))}
 
 
+@pytest.mark.recipe
 def test_it_begins_at_the_loss_of_the_smaller_model_and_every_new_part_moves(small, tmp_path, capsys):
-    out = tmp_path / "large"
+    run, small, out = small, tmp_path / "small", tmp_path / "large"
+    shutil.copytree(run, small)
+    assert cli.main(["train", str(small), "--config.train.steps=8"]) == 0
     assert cli.main(grow(small, out)) == 0
     said = capsys.readouterr().err
-    assert "n_layers 1 -> 3, d_model 16 -> 18, n_heads 2 -> 4, n_kv_heads 1 -> 2, d_ff 24 -> 40" in said
+    assert "n_layers 1 -> 2, d_model 16 -> 18, n_heads 2 -> 4, n_kv_heads 1 -> 2, d_ff 24 -> 40" in said
     assert "to grow pays from" in said
     assert f"next: jaxlm train {out}" in said
     assert keep.imported(out / "checkpoints")
