@@ -307,7 +307,8 @@ def _settled(name: str, word: str | None, overrides: list[str], say: Callable[[s
         config.optim.warmup_steps = steps // 10
         say(f"optim.warmup_steps={steps // 10} in place of {warmup}: a tenth of train.steps={steps}")
     if file and config.origin:
-        importlib.import_module("jaxlm.interop.inherit").take(config, overrides, say)
+        inherit = importlib.import_module("jaxlm.interop.inherit")
+        (inherit.grow if name == "grow" else inherit.take)(config, overrides, say)
     chosen = file and not _workdir(overrides) and config.workdir == config_files.default_workdir(file, config)
     if chosen and verb.makes and (verb.module is None or not config.data.dir):
         say(f"folder: {config.workdir} (another by --config.workdir=DIR)")

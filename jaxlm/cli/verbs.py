@@ -87,6 +87,12 @@ VERBS = {
         makes=True,
         resumes="goes on from what is done",
     ),
+    "grow": Verb(
+        "grow",
+        "make a larger model of config.origin's, the same function at first",
+        keys=("model", "optim", "train", "data"),
+        makes=True,
+    ),
     "prepare": Verb(
         "prepare",
         "clean, deduplicate and audit documents, with a report",
@@ -358,7 +364,7 @@ VERBS = {
 GROUPS = {
     "data": ("prepare", "tokenize", "audit", "trace"),
     "before you pay": ("plan", "ladder", "tune", "doctor"),
-    "train": ("train", "import"),
+    "train": ("train", "import", "grow"),
     "measure and compare": ("eval", "junk", "average", "report", "verify", "diff", "compare"),
     "use": ("sample", "chat", "serve", "arena", "export"),
 }

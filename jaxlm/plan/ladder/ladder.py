@@ -69,7 +69,8 @@ def begin(config: Config, order: Rows, folder: pathlib.Path, asked: Asked, name:
     if ladder:
         was = {"sizes": ladder["sizes"], "tokens": ladder["budgets"], "hours": ladder["hours"]["limit"]}
         wanted = {"sizes": list(asked.sizes), "tokens": list(asked.budgets), "hours": asked.hours}
-        _check_same(folder, ladder["same"] | was, same | {key: value for key, value in wanted.items() if value})
+        was |= older.with_rates(ladder["same"], "optim.")
+        _check_same(folder, was, same | {key: value for key, value in wanted.items() if value})
         climbed = rungs.rungs(config, ladder["sizes"], ladder["budgets"], folder)
         if [run["name"] for run in ladder["runs"]] != [rung.name for rung in climbed]:
             raise ConfigError(f"{folder / FILE} is damaged: delete it; runs that are done are kept")

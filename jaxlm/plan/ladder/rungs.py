@@ -122,7 +122,7 @@ def rung(config: Config, width: int, budget: float, folder: pathlib.Path, times:
     optim = {
         "lr": float(f"{off * small.lr * times:.3g}"),
         # With 0 the matrices would train at the rule's rate, whatever `times` is.
-        "matrix_lr_ratio": o.matrix_lr_ratio or float(f"{small.matrix_lr_ratio / off:.3g}"),
+        "rates": o.with_matrices(o.matrix_lr_ratio or float(f"{small.matrix_lr_ratio / off:.3g}")),
         "warmup_steps": min(round(o.warmup_steps * share), steps - 1),
         "decay_at_step": min(round(o.decay_at_step * share), steps - 1),
         "schedule_steps": 0,

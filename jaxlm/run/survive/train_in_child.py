@@ -9,12 +9,12 @@ import sys
 import typing
 
 from jaxlm import config as config_lib
-from jaxlm.config import BY_RULE, Config, ConfigError, config_files
+from jaxlm.config import Config, ConfigError, config_files
 from jaxlm.run import ledger, metrics, workdir
 from jaxlm.run.survive import supervisor
 
 OUTPUT = "output.txt"  # in the run's folder: all that the process says and prints
-_LEFT = (*(f"optim.{key}" for key in BY_RULE), "model.vocab_size")  # 0 = by rule, by the data
+_LEFT = ("optim.lr", "optim.b2", "model.vocab_size")  # 0 = by rule, by the data
 # Keys that change where or how fast a run is trained, not its result.
 _OF_THE_MACHINE = ("optim.offload", "model.offload", "model.attention")
 _OF_THE_MACHINE += ("model.remat", "model.scan_layers", "model.fuse_projections")
@@ -73,9 +73,12 @@ def result(config: Config, mixture: dict[str, float]) -> Result | None:
 def _check_same(folder: pathlib.Path, config: Config) -> None:
     """Raises ConfigError if the folder's run has another value of a `_trained` key. A 0 that a rule fills fits any value."""
     try:
-        saved = _trained(config_lib.resolve(config_files.from_run(folder / "config.json")))
+        begun = config_lib.resolve(config_files.from_run(folder / "config.json"))
     except (OSError, ConfigError):
         return  # none yet, or training says what is wrong
+    ratio = config.optim.matrix_lr_ratio or begun.optim.matrix_lr_ratio
+    config = config_lib.with_keys(config, optim={"rates": config.optim.with_matrices(ratio)})
+    saved = _trained(begun)
     for key, now in _trained(config).items():
         if saved[key] != now and not (now == 0 and key in _LEFT):
             raise ConfigError(f"{folder} holds another run, with {key}={saved[key]} where now it is {now}: delete it")
