@@ -8,6 +8,7 @@ largest of correlated t's, drawn). Pair by pair, a t-test names twice the scatte
 Shapes: S seeds, A arms, C differences; `...`: any number of sweeps at once.
 """
 
+import bisect
 import dataclasses
 import functools
 import math
@@ -18,8 +19,7 @@ from scipy import optimize, stats
 
 LEVEL = 0.05  # the share of sweeps without a difference in which one is named
 POWER = 0.8  # the share of sweeps that find the smallest difference
-_DRAWS, _SEED = 200_000, 0
-_MOST_SEEDS = 1000
+_DRAWS, _SEED = 100_000, 0
 
 
 class Noise(typing.NamedTuple):
@@ -40,7 +40,7 @@ class Noise(typing.NamedTuple):
 UNKNOWN = Noise(0.0, 0)
 
 
-def left(losses_SxA: np.ndarray) -> Noise:
+def left_over(losses_SxA: np.ndarray) -> Noise:
     """Returns what arms and seeds leave of the losses [..., S, A]."""
     by_arm, by_seed = losses_SxA.mean(-2, keepdims=True), losses_SxA.mean(-1, keepdims=True)
     rest_SxA = losses_SxA - by_arm - by_seed + losses_SxA.mean((-2, -1), keepdims=True)
@@ -55,26 +55,16 @@ class Family:
     weights_CxA: tuple[tuple[float, ...], ...]
 
     @functools.cached_property
-    def _array(self) -> np.ndarray:
+    def array(self) -> np.ndarray:
         return np.asarray(self.weights_CxA, float)
-
-    @functools.cached_property
-    def _largest(self) -> np.ndarray:
-        """The largest of the differences, without regard to sign, in standard errors, if there is none: draws."""
-        unit_CxA = self._array / np.linalg.norm(self._array, axis=1, keepdims=True)
-        drawn = np.random.default_rng(_SEED).standard_normal((_DRAWS, self._array.shape[1]))
-        return np.abs(drawn @ unit_CxA.T).max(1)
 
     def errors(self, seeds: int) -> np.ndarray:
         """Returns the standard error of each difference, as a multiple of the scatter."""
-        return np.linalg.norm(self._array, axis=1) / math.sqrt(seeds)
+        return np.linalg.norm(self.array, axis=1) / math.sqrt(seeds)
 
     def critical(self, df: int) -> float:
         """Returns how many standard errors a difference must exceed; inf if the noise is unknown."""
-        if not df:
-            return math.inf
-        scatter = np.sqrt(np.random.default_rng(_SEED + 1).chisquare(df, _DRAWS) / df)
-        return float(np.quantile(self._largest / scatter, 1 - LEVEL))
+        return _critical(self, df) if df else math.inf
 
     def judge(self, losses_SxA: np.ndarray, borrowed: Noise = UNKNOWN) -> tuple[np.ndarray, np.ndarray]:
         """Returns the differences [..., C], and half of each one's interval: a larger difference is more than noise.
@@ -83,22 +73,36 @@ class Family:
           losses_SxA: the losses [..., S, A] of all arms on all seeds.
           borrowed: the noise of other sweeps.
         """
-        noise, seeds = left(losses_SxA).with_(borrowed), losses_SxA.shape[-2]
-        differences = losses_SxA.mean(-2) @ self._array.T
+        noise, seeds = left_over(losses_SxA).with_(borrowed), losses_SxA.shape[-2]
+        differences = losses_SxA.mean(-2) @ self.array.T
         if not noise.df:
             return differences, np.full_like(differences, math.inf)
         return differences, self.critical(noise.df) * np.multiply.outer(noise.scatter, self.errors(seeds))
 
     def smallest(self, seeds: int, borrowed_df: int = 0) -> float:
         """Returns the smallest difference that is found in POWER of sweeps, in scatters; inf if the noise is unknown."""
-        df = (seeds - 1) * (self._array.shape[1] - 1) + borrowed_df
+        df = (seeds - 1) * (self.array.shape[1] - 1) + borrowed_df
         if not df:
             return math.inf
         critical = self.critical(df)
         away = optimize.brentq(lambda shift: stats.nct.sf(critical, df, shift) - POWER, 0.1, 10 * critical)
         return float(away * self.errors(seeds).max())
 
-    def seeds_for(self, difference: float, borrowed_df: int = 0) -> int:
-        """Returns how many seeds find a difference of so many scatters; _MOST_SEEDS if even those don't."""
-        enough = (n for n in range(1, _MOST_SEEDS) if self.smallest(n, borrowed_df) <= difference)
-        return next(enough, _MOST_SEEDS)
+    def seeds_for_half(self, seeds: int, borrowed_df: int = 0) -> int:
+        """Returns how many seeds find half of the smallest difference of `seeds` seeds: at most four times as many."""
+        half, more = self.smallest(seeds, borrowed_df) / 2, range(seeds, 4 * seeds)
+        return seeds + bisect.bisect_left(more, True, key=lambda n: self.smallest(n, borrowed_df) <= half)
+
+
+@functools.cache
+def _critical(family: Family, df: int) -> float:
+    """Returns the quantile of the largest difference in standard errors, without regard to sign, if there is none."""
+    scatter = np.sqrt(np.random.default_rng(_SEED + 1).chisquare(df, _DRAWS) / df)
+    return float(np.quantile(_largest(family) / scatter, 1 - LEVEL))
+
+
+@functools.cache
+def _largest(family: Family) -> np.ndarray:
+    unit_CxA = family.array / np.linalg.norm(family.array, axis=1, keepdims=True)
+    drawn = np.random.default_rng(_SEED).standard_normal((_DRAWS, family.array.shape[1]))
+    return np.abs(drawn @ unit_CxA.T).max(1)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxlm.plan.sweep.noise import Family, Noise, left
+from jaxlm.plan.sweep.noise import Family, Noise, left_over
 
 SWEEPS = 2000
 FOUR = Family(tuple((-1.0, *(float(arm == i) for arm in range(4))) for i in range(4)))  # four arms against the base
@@ -63,18 +63,18 @@ def test_the_critical_value_is_dunnetts():
     assert PAIR.critical(4) == pytest.approx(stats.t.ppf(0.975, 4), rel=0.02)
 
 
-def test_left_is_the_residual_of_least_squares():
+def test_left_over_is_the_residual_of_least_squares():
     table = losses([0.0, 1.0, 2.0], 4, 2.0, sweeps=1)[0]
     seeds, arms = np.indices(table.shape).reshape(2, -1)
     design = np.column_stack([seeds[:, None] == range(4), arms[:, None] == range(1, 3)]).astype(float)
     _, (squares,), rank, _ = np.linalg.lstsq(design, table.ravel())
-    assert left(table) == (pytest.approx(squares), table.size - rank)
+    assert left_over(table) == (pytest.approx(squares), table.size - rank)
 
 
 def test_the_smallest_difference_is_found_in_80_percent_and_half_of_it_with_the_seeds_it_names():
     smallest = FOUR.smallest(3)
     assert named(FOUR, [0.0, smallest, 0.0, 0.0, 0.0], 3, 1.0)[:, 0].mean() == pytest.approx(0.8, abs=0.03)
-    seeds = FOUR.seeds_for(smallest / 2)
+    seeds = FOUR.seeds_for_half(3)
     assert FOUR.smallest(seeds) <= smallest / 2 < FOUR.smallest(seeds - 1)
     half = named(FOUR, [0.0, smallest / 2, 0.0, 0.0, 0.0], seeds, 1.0)[:, 0].mean()
     assert 0.77 < half < 0.9
