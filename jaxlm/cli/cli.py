@@ -200,6 +200,8 @@ def _sweep(name: str, args: argparse.Namespace, overrides: list[str], several: d
     by_values = {tuple(values(config).values()): config for config in configs}  # the config's own may be listed too
     args.own = values(settled([]))
     args.arms = [(values(config), config_lib.resolve(config)) for config in by_values.values()]
+    if len(args.arms) < 2:
+        raise ConfigError(f"the values of config.{next(iter(several))} are the same")
 
 
 def _branch(args: argparse.Namespace, overrides: list[str]) -> config_dict.ConfigDict | None:

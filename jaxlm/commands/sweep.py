@@ -16,6 +16,7 @@ from jaxlm.plan.sweep import sweep
 from jaxlm.plan.sweep import text as sweep_text
 from jaxlm.plan.sweep.sweep import Sweep
 from jaxlm.report import markup, runs_page
+from jaxlm.run.metrics import HELD_OUT
 from jaxlm.run.survive import train_in_child
 
 
@@ -34,11 +35,13 @@ def run(config: Config, args: argparse.Namespace) -> int:
     same = {"metric": args.metric, "highest": args.highest, "data": data}
     plan, configs = sweep.begin(config, folder, args.own, arms, args.seeds, same)
     planned = [sweep.planned_hours(own) for own in configs[: len(arms)]]
-    for run, own in zip(plan["runs"], configs, strict=True):
+    for run in plan["runs"]:
         run["planned_hours"] = planned[run["arm"]]
+    for run, own in zip(plan["runs"], configs, strict=True):
         _note(plan, run, own)
     sweep.conclude(plan, folder)
-    left, price = sweep.left(plan), config.hardware.usd_per_hour
+    each = [run["planned_hours"] for run in plan["runs"] if run["loss"] is None and not run["why"]]
+    left, price = None if None in each else sum(each), config.hardware.usd_per_hour
     if limit and left and left > limit and all(run["loss"] is None for run in plan["runs"]):
         paid = f" ({dollars(left * price)})" if price else ""
         raise ConfigError(f"these runs take about {hours(left)}{paid}, and --hours or --usd allows {hours(limit)}")
@@ -64,29 +67,35 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 
 def _limit(config: Config, args: argparse.Namespace) -> float | None:
-    """Returns the hours that --hours and --usd allow; None without either. Raises ConfigError for a bad option."""
+    """Returns the hours that --hours and --usd allow; None without either. Raises ConfigError for bad options."""
     price = config.hardware.usd_per_hour
     for name in ("hours", "usd", "seeds"):
         if (value := getattr(args, name)) is not None and not 0 < value < math.inf:
             raise ConfigError(f"--{name}={value:g} must be above 0 and finite")
     if args.usd and not price:
         raise ConfigError(f"--usd={args.usd:g} needs the machine's price: --config.hardware.usd_per_hour=USD")
+    if args.metric == HELD_OUT and (key := next((key for key in args.own if key.startswith("dpo.")), None)):
+        raise ConfigError(f"config.{key} changes {HELD_OUT} itself: --metric=val/accuracy --highest compares the runs")
     return min(filter(None, [args.hours, args.usd and args.usd / price]), default=None)
 
 
 def _refused(plan: Sweep, run: Sweep, limit: float | None) -> str:
-    spent, needed = sum(other["hours"] for other in plan["runs"]), sweep.hours(plan, run) or 0.0
+    spent = sum(other["hours"] for other in plan["runs"])
+    needed = max((run["planned_hours"] or 0.0) - run["hours"], 0.0)
     if not limit or spent + needed <= limit:
         return ""
     return f"it takes about {hours(needed)}, and {hours(spent)} of {hours(limit)} are spent; a higher limit goes on"
 
 
 def _note(plan: Sweep, run: Sweep, config: Config) -> None:
-    """Puts the result of a run into its entry, if the run is done. Raises ConfigError if it did not measure the metric."""
-    metric, run["loss"] = plan["same"]["metric"], None
+    """Puts what a run has taken, and its result if it is done, into its entry. Raises ConfigError without the metric."""
+    metric = plan["same"]["metric"]
+    run |= {"loss": None, "hours": train_in_child.spent(config)}
     if measured := train_in_child.result(config, {}, metric):
-        why = "" if measured.loss is not None else f"{metric} is not finite"
-        run |= {"hours": measured.hours, "loss": measured.loss, "why": why}
+        run |= {"loss": measured.loss, "why": "" if measured.loss is not None else f"{metric} is not finite"}
+        for other in plan["runs"]:
+            if other["arm"] == run["arm"] or not other["planned_hours"]:
+                other["planned_hours"] = measured.hours
     elif not run["why"] and train_in_child.result(config, {}):
         raise ConfigError(f"{config.workdir} is done and has no {metric}: give another --metric, of its metrics.jsonl")
 
@@ -96,6 +105,8 @@ def _page(folder: pathlib.Path, plan: Sweep) -> None:
     done = [folder / "runs" / run["name"] for run in plan["runs"] if run["loss"] is not None]
     if tables := sweep_text.tables(plan):
         parts = [markup.tag("p", line) for line in sweep_text.lines(plan)]
-        parts = [markup.table(head, rows, head[0]) for head, *rows in tables] + parts
+        for head, *rows in tables:  # names in a cell that wraps: on a phone a row's header is cut
+            named = [(i, markup.cell(name, kind="text"), *cells) for i, (name, *cells) in enumerate(rows, start=1)]
+            parts.append(markup.table(["", *head], named, head[0]))
         runs_page.write(folder / markup.NAME, *report.gather(done), {"What can be told apart": markup.join(parts)})
         say(f"open {folder / markup.NAME}")

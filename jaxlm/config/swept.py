@@ -1,5 +1,7 @@
 """Reads the keys of a command line that have several values, and combines them. Imports no JAX."""
 
+import ast
+import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
 
@@ -28,10 +30,18 @@ def split(overrides: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
         elif fixed:
             raise ConfigError(f"config.{key}={text}: all runs of a sweep read one data directory and one held-out text")
         else:
-            swept[key] = values
+            swept[key] = list(map(_quoted, values)) if isinstance(own, tuple) else values
     if not swept:
         raise ConfigError("nothing to sweep: give a key several values, such as --config.optim.lr=1e-3,2e-3")
     return plain, swept
+
+
+def _quoted(text: str) -> str:
+    """Returns the tuple of texts "(a,b)" with its quotes, which a shell takes away; other values as they are."""
+    with contextlib.suppress(ValueError, SyntaxError):
+        ast.literal_eval(text)
+        return text
+    return repr(tuple(word.strip() for word in text[1:-1].split(","))) if text.startswith("(") else text
 
 
 def combined(swept: Mapping[str, Sequence[str]], one_at_a_time: bool) -> list[list[str]]:

@@ -130,6 +130,11 @@ def test_a_run_that_would_pass_the_limit_is_not_begun(data, tmp_path, trained, c
     assert "run 6 of 6" in (err := capsys.readouterr().err)
     assert "not begun: it takes about 6 min, and 30 min of 30 min are spent" in err
     assert len(trained.names) == 5
+    lines = metrics.JsonLines(tmp_path / "sweeps" / "optim.lr" / "runs" / "lr_0.002-seed_2" / "metrics.jsonl")
+    lines.write({"step": 5, "train/loss": 3.0, "wall_s": 180.0})  # half of the sixth was done before: it counts
+    lines.close()
+    assert cli.main(argv(data, tmp_path, SWEPT[0], "--usd=1.1", limits[1])) == 3
+    assert "not begun: it takes about 3 min, and 33 min of 33 min are spent" in capsys.readouterr().err
     assert cli.main(argv(data, tmp_path, SWEPT[0], "--hours=2")) == 0
     assert len(trained.names) == 6
 
@@ -149,6 +154,8 @@ def test_more_runs_than_money_are_refused(data, tmp_path, trained, monkeypatch, 
         (["--config.model.n_heads=4,5"], "not divisible by model.n_heads=5"),
         (["--config.model.vocab_size=300,400"], "has 300 tokens: set --config.model.vocab_size=300"),
         (["--config.optim.lr=1e-3"], "nothing to sweep"),
+        (["--config.optim.lr=1e-3,0.001"], "the values of config.optim.lr are the same"),
+        (["--config.dpo.beta=.1,.2"], "config.dpo.beta changes val/loss itself: --metric=val/accuracy --highest"),
         ([*SWEPT, "--usd=3"], "--usd=3 needs the machine's price: --config.hardware.usd_per_hour=USD"),
         ([*SWEPT, "--hours=0"], "--hours=0 must be above 0"),
         ([*SWEPT, "--seeds=0"], "--seeds=0 must be above 0"),

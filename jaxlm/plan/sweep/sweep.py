@@ -6,7 +6,8 @@ same      what must not change in a sweep's folder: keys, metric (the name in me
 shape     sweeps of the same shape have the same noise: `same`, program, parameters, steps, batch_size, seq_len
 base      key -> the value that the others are compared with, in the words of the arms
 arms      key -> value of each
-runs      name, arm (its place in `arms`), seed, planned_hours (null if the speed is unknown), hours, and the metric as `loss`:
+runs      name, arm (its place in `arms`), seed, planned_hours (by the plan, then by finished runs of the arm;
+          null: unknown), hours, and the metric as `loss`:
           null until the run is done, and for good if it diverged; then `why` says why
 noise     squares and df of what arms and seeds leave (`noise.Noise`); df 0: unknown yet
 borrowed  the same of finished sweeps of this shape beside it, whose names are in `of`
@@ -24,7 +25,6 @@ import json
 import math
 import pathlib
 import re
-import statistics
 import typing
 import zlib
 from collections.abc import Mapping, Sequence
@@ -89,20 +89,6 @@ def planned_hours(config: Config) -> float | None:
     c = settle.assuming(config, remat="none", rows=config.train.batch_size)
     training = machines.row(with_keys(c, plan={"accelerator": ""})).get("hours")
     return training and training + rungs.START_S / 3600
-
-
-def hours(sweep: Sweep, run: Mapping[str, typing.Any]) -> float | None:
-    """Returns the hours that a run will take: those of its arm's finished runs, else as planned, else those of other runs."""
-    done = [other for other in sweep["runs"] if other["loss"] is not None]
-    of_arm = [other["hours"] for other in done if other["arm"] == run["arm"]]
-    likely = of_arm or [run["planned_hours"] or statistics.fmean(other["hours"] for other in done)] if done else []
-    return statistics.fmean(likely) if likely else run["planned_hours"]
-
-
-def left(sweep: Sweep) -> float | None:
-    """Returns the hours that all missing runs will take; None if that is unknown."""
-    each = [hours(sweep, run) for run in sweep["runs"] if run["loss"] is None and not run["why"]]
-    return None if None in each else sum(each)
 
 
 def contrasts(sweep: Sweep, kept: Sequence[int]) -> list[tuple[str, str, np.ndarray]]:

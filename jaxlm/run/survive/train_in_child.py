@@ -126,8 +126,13 @@ def result(config: Config, mixture: dict[str, float], metric: str = metrics.HELD
     weight = sum(mixture[source] for source in bits)
     mean = sum(mixture[source] * length[source] for source in bits) / weight if weight else None
     loss = losses[steps] if math.isfinite(losses[steps]) else None
-    wall_s = max(record.get("wall_s") or 0.0 for record in records.values())
-    return Result(loss, bits, mean, wall_s / 3600)
+    return Result(loss, bits, mean, spent(config))
+
+
+def spent(config: Config) -> float:
+    """Returns the hours that the run in `workdir` has taken so far."""
+    records = metrics.records(pathlib.Path(config.workdir) / "metrics.jsonl")
+    return max((record.get("wall_s") or 0.0 for record in records), default=0.0) / 3600
 
 
 def _check_same(folder: pathlib.Path, config: Config) -> None:
@@ -145,6 +150,9 @@ def _trained(config: Config) -> dict[str, typing.Any]:
     """Returns key -> value of all keys on which the result of a run on the same data depends."""
     whole = dataclasses.asdict(config)
     keys = {"train": ("steps", "batch_size", "seq_len"), "loss": ("z_loss",)}
-    keys |= {section: whole[section] for section in ("model", "optim", "adapter", "dpo", "policy", "rollout", "reward")}
+    keys |= {
+        section: whole[section]
+        for section in ("model", "optim", "adapter", "dpo", "policy", "rollout", "reward", "replay")
+    }
     flat = {f"{section}.{key}": whole[section][key] for section in keys for key in keys[section]}
     return {"seed": config.seed} | {key: flat[key] for key in flat if key not in _OF_THE_MACHINE}

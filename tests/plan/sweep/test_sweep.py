@@ -92,18 +92,6 @@ def test_noise_is_borrowed_from_finished_sweeps_of_the_same_shape(tmp_path):
     assert "one seed tells nothing apart" in "\n".join(text.lines(alone))
 
 
-def test_the_hours_of_a_run_are_those_of_its_arm_then_the_plan(tmp_path):
-    own = made(GRID)
-    assert sweep.hours(own, own["runs"][0]) == 2.0
-    for run in own["runs"]:
-        run["loss"] = None
-    assert sweep.hours(own, own["runs"][0]) == 1.0
-    assert sweep.left(own) == 18.0
-    own["runs"][0] |= {"loss": 3.0, "hours": 5.0}
-    assert sweep.hours(own, own["runs"][6]) == 5.0
-    assert sweep.hours(own, own["runs"][1] | {"planned_hours": None}) == 5.0
-
-
 def test_a_damaged_file_is_one_line(tmp_path):
     assert sweep.read(tmp_path) is None
     (tmp_path / sweep.FILE).write_text('{"version": 1, "runs": 3}')
