@@ -148,7 +148,7 @@ def _run(argv: list[str], script: bool) -> int:
     config = importlib.import_module("jaxlm.run.supervised").adopt() if trains and script else None
     alone = trains and script and not config
     config = config or _resolved(name, args, overrides)
-    if several:
+    if verb.sweeps:
         _sweep(name, args, overrides, several)
     args.config = args.config or config.workdir
 
@@ -200,8 +200,6 @@ def _sweep(name: str, args: argparse.Namespace, overrides: list[str], several: d
     by_values = {tuple(values(config).values()): config for config in configs}  # the config's own may be listed too
     args.own = values(settled([]))
     args.arms = [(values(config), config_lib.resolve(config)) for config in by_values.values()]
-    if len(args.arms) < 2:
-        raise ConfigError(f"the values of config.{next(iter(several))} are the same")
 
 
 def _branch(args: argparse.Namespace, overrides: list[str]) -> config_dict.ConfigDict | None:

@@ -22,6 +22,8 @@ from jaxlm.run.survive import train_in_child
 
 def run(config: Config, args: argparse.Namespace) -> int:
     """Trains the missing runs, and writes SWEEP/sweep.json and report.html. `args.arms`: as `sweep.begin` takes them."""
+    if len(args.arms) < 2:
+        raise ConfigError("nothing to compare: give a key several values, such as --config.optim.lr=1e-3,2e-3")
     limit = _limit(config, args)
     train_in_child.check(config, args.config, args.overrides, "sweep")
     data, arms = config.data.path, args.arms

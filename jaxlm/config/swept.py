@@ -31,8 +31,6 @@ def split(overrides: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
             raise ConfigError(f"config.{key}={text}: all runs of a sweep read one data directory and one held-out text")
         else:
             swept[key] = list(map(_quoted, values)) if isinstance(own, tuple) else values
-    if not swept:
-        raise ConfigError("nothing to sweep: give a key several values, such as --config.optim.lr=1e-3,2e-3")
     return plain, swept
 
 

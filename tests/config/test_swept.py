@@ -29,7 +29,6 @@ def test_a_tuple_needs_no_quotes_and_may_have_them():
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("optim.lr=1e-3", "nothing to sweep"),
         ("seed=1,2", "--seeds=N runs each with N seeds"),
         ("data.seed=1,2", "one data directory and one held-out text"),
         ("eval.max_mb=1,2", "one data directory and one held-out text"),
