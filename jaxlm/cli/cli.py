@@ -402,8 +402,10 @@ def _parse(name: str, verb: Verb, rest: list[str], workdir: str, needs_all: bool
     args, unknown = parser.parse_known_intermixed_args(rest, argparse.Namespace(target=None))
     unknown = [word for word in getattr(args, "words", ()) if word.startswith("--")] or unknown  # "--promt=50% off"
     target, step = config_files.at_step(args.target or "")
+    if verb.at_step:
+        args.step = step
     if verb.at_step or (args.target and not step):
-        args.target, args.step = target, step
+        args.target = target
     if verb.rest and args.target and (args.config or workdir) and not _is_something(args.target):
         args.target, args.words = None, [args.target, *args.words]  # the run is named already: this is a prompt
     if args.target and "=" in args.target and not os.path.exists(args.target):
