@@ -146,6 +146,12 @@ def test_more_runs_than_money_are_refused(data, tmp_path, trained, monkeypatch, 
     assert not trained.names
 
 
+def test_a_finished_run_tells_the_hours_of_its_arm_alone(data, tmp_path, trained, monkeypatch, capsys):
+    monkeypatch.setattr(sweep, "planned_hours", lambda config: 0.2 if config.optim.lr > 1.5e-3 else 0.05)
+    assert cli.main(argv(data, tmp_path, SWEPT[0], "--seeds=1", "--hours=.28")) == 3
+    assert "run 2 of 2, lr_0.002-seed_0: not begun: it takes about 12 min, and 6 min of" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [

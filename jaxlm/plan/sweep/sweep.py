@@ -72,7 +72,7 @@ def begin(
             name = f"{_name(arm)}-seed_{seed}"
             entry = {"planned_hours": None, "hours": 0.0, "loss": None, "why": ""} | before.get(name, {})
             runs.append(entry | {"name": name, "arm": place, "seed": seed})
-            alone = with_keys(rungs.alone(of_arm), eval={"tasks": config.eval.tasks}, data={"dir": config.data.dir})
+            alone = with_keys(rungs.alone(of_arm), eval={"tasks": config.eval.tasks})
             configs.append(dataclasses.replace(alone, seed=seed, workdir=str(folder / "runs" / name)))
     sweep = {"version": VERSION, "same": same, "shape": shape, "base": base, "arms": values, "runs": runs}
     return sweep, configs
