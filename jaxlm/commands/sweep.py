@@ -64,7 +64,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         code = train_in_child.train_all(plan["runs"], configs, after, lambda run: _refused(plan, run, limit))
         _page(folder, plan)
     if tables := sweep_text.tables(plan):
-        print(json.dumps(plan) if args.json else "\n\n".join([*map(table, tables), *sweep_text.lines(plan)]))
+        print(json.dumps(plan) if args.json else "\n\n".join([*map(table, tables), "\n".join(sweep_text.lines(plan))]))
     return code
 
 
