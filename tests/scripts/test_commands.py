@@ -58,6 +58,7 @@ SHRUNK = {
     "serve": ["--rows=2"],
     "plan": ["--config.plan.measure=never", "--config.plan.accelerator=H100"],
     "ladder": ["--plan", "--sizes=32,40,48", "--tokens=4k,8k,16k", "--config.plan.measure=never"],
+    "sweep": ["--plan", "--config.data.dir=DATA", "--config.plan.measure=never"],
     "prepare": ["--config.prepare.workers=1"],
     "tokenize": ["--config.model.vocab_size=512", "--config.prepare.report_mb=0"],
 }
