@@ -115,10 +115,7 @@ def build_data(
 
     if data := finished():  # without the lock: many runs may share it, and it may lie on a read-only disk
         return data
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise ConfigError(f"data.dir={root} can't be made: {e.strerror or e}") from None
+    files.make_folder(root, f"data.dir={root}")
     with files.lock(root, "is writing", "config.data.dir"):
         if data := finished():
             return data
