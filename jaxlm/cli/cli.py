@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None, script: bool = False) -> int:
     script = script or argv is None
     code = _main(list(sys.argv[1:] if argv is None else argv), script)
     processes = sys.modules.get("jaxlm.devices.processes")
-    if script and processes and processes.left_behind():
+    if script and processes and processes.left_behind.is_set():
         os._exit(code)  # else Python waits for ever for threads that hang on storage
     return code
 

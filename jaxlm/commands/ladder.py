@@ -36,10 +36,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if args.plan:
         print(json.dumps(plan) if args.json else ladder_text.runs(plan))
         return 0
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"the ladder's folder {folder} can't be made: {error.strerror or error}") from error
+    files.make_folder(folder, f"the ladder's folder {folder}")
     with files.lock(folder, "makes the ladder in", "config.workdir"):
         mixture = dict(order.mixture)
         for run, rung in zip(plan["runs"], climbed, strict=True):

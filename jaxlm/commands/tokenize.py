@@ -89,11 +89,7 @@ def _reference(config: Config, data: shards.DataDir, name: str) -> coder.Coder |
     if name != EMBEDDED:
         return coder.load(name) if name else None
     try:
-        return tokenizer_fit.general_tokenizer(
-            data.vocab_size,
-            chat_tokens=data.manifest["tokenizer"]["chat_tokens"],
-            model_type=config.data.tokenizer_model,
-        )
+        return tokenizer_fit.general_tokenizer(data, config.data.tokenizer_model)
     except ConfigError as error:
         say(f"no general tokenizer to compare with: {error}")
         return None

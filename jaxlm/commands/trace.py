@@ -52,13 +52,10 @@ def _step(config: Config, args: argparse.Namespace) -> int:
     folder = pathlib.Path(config.workdir)
     if 0 < (done := trained_on.steps_done(folder)) < args.step:
         say(f"step {args.step} is still to come, {folder} is at step {done}: this is what it will train on")
-    table, order = [], open_order(config, ledger.read(folder)["passed_over"])
-    for row in document_rows.describe_batch(order, args.step - 1, 200 if args.json else 60):
-        place = {"slot": row.slot, "source": row.source, "epoch": row.epoch, "row": row.row}
-        for document in row.documents:
-            part = {"document": document.doc_id, "first_token": document.first_token, "tokens": document.tokens}
-            text = document.text if args.json else " ".join(document.text.split())
-            table.append(place | part | {"text": text})
+    order = open_order(config, ledger.read(folder)["passed_over"])
+    table = [part._asdict() for part in document_rows.describe_batch(order, args.step - 1, 200 if args.json else 60)]
+    for row in table if not args.json else ():
+        row["text"] = " ".join(row["text"].split())
     print_table(table, args.json)
     return 0
 

@@ -105,10 +105,8 @@ def _trained(folder: pathlib.Path, book: dict, begin: int, until: int, config: C
     place = pathlib.Path(config.workdir)
     (place / "config.json").write_text(config_lib.to_json(config))
     (place / "run.json").write_text(json.dumps(book | {"starts": [], "phases": [], "receipt": []}))
-    for path in (
-        *folder.glob("*.npz"),
-        *folder.glob("without.jsonl"),
-    ):  # a reference's words on pairs, documents to leave out
+    # A reference's words on pairs, documents to leave out.
+    for path in (*folder.glob("*.npz"), *folder.glob("without.jsonl")):
         shutil.copy(path, place)
     if begin or keep.imported(folder / "checkpoints"):
         saved = pathlib.Path("checkpoints", str(begin))  # links to its files: what is written beside them stays here

@@ -113,13 +113,8 @@ def finished(config: config_dict.ConfigDict, run: pathlib.Path, overrides: Seque
     return config
 
 
-def kept_steps(run: pathlib.Path) -> list[int]:
-    """Returns the steps of a run's checkpoints, sorted."""
-    return sorted(int(path.name) for path in (run / "checkpoints").glob("*") if is_step(path.name))
-
-
 def _step(run: pathlib.Path, checkpoint: str) -> int:
-    steps = kept_steps(run)
+    steps = sorted(int(path.name) for path in (run / "checkpoints").glob("*") if is_step(path.name))
     if not steps or steps[-1] < 1:
         raise ConfigError(f"no checkpoints in {run}/checkpoints: nothing to branch from")
     by_name = {str(step): step for step in steps} | {"latest": steps[-1]}

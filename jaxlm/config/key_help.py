@@ -81,13 +81,8 @@ def _type_and_limits(kind: type) -> tuple[str, str]:
     return type_name(kind), ", ".join(f"{each}{limit.words}" for limit in limits(scalar))
 
 
-def _value(config: config_dict.ConfigDict, name: str) -> object:
-    """Returns the value of a dotted key, a section as a dict. Raises KeyError if the config has no such key."""
-    value = _get(config, name)
-    return value.to_dict() if isinstance(value, config_dict.ConfigDict) else value
-
-
 def _get(config: config_dict.ConfigDict, name: str) -> object:
+    """Returns the value of a dotted key. Raises KeyError if the config has no such key."""
     for part in name.split("."):
         config = config[part]
     return config
@@ -143,9 +138,10 @@ def _of_part(known: Keys, section: str, name: str) -> Keys:
 
 def _entry(key: Key, config: config_dict.ConfigDict) -> list[str]:
     try:
-        value = _value(config, key.name)
+        value = _get(config, key.name)
     except KeyError:  # SECTION.NAME, or a config that does not start from base
         value = key.default
+    value = value.to_dict() if isinstance(value, config_dict.ConfigDict) else value
     default = "default" if value == key.default else f"default {key.default!r}"
     words = ", ".join(filter(None, (key.type, key.limits)))
     return [*_wrapped(f"{key.name} = {value!r}  ({default}; {words})", 2), *_wrapped(key.comment, 6)]

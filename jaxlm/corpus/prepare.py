@@ -71,10 +71,7 @@ def prepare(settings: PrepareConfig, data: DataConfig, engine: str, log: Say = p
         return done
     older.check_stages(settings)
     _check_owner(root)
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"config.data.dir={root} can't be made: {error.strerror}; name another folder") from None
+    files.make_folder(root, f"config.data.dir={root}", "; name another folder")
     with files.lock(root, "is writing", "config.data.dir"):
         if done := _finished(root, settings, data, log):
             return done

@@ -28,7 +28,7 @@ T = typing.TypeVar("T")
 MEMORY_FRACTION = 0.92
 _MEMORY_KEYS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 _MESSAGE_BYTES = 2000
-_left_behind = threading.Event()
+left_behind = threading.Event()  # set: threads wait for storage that hangs, and this process must end without them
 _FIRST_WORD_S, _NEXT_WORDS_S = 15.0, 60.0  # of waiting for other processes, before each message
 _ABORT_LATER_S = 30  # JAX's timeout comes this long after ours
 _RETRY_S = 1.0
@@ -150,15 +150,6 @@ def _reach(config: DistributedConfig) -> None:
             return
         except OSError:
             time.sleep(_RETRY_S)
-
-
-def leave_behind() -> None:
-    """Records that threads wait for storage that hangs: this process must end without waiting for them."""
-    _left_behind.set()
-
-
-def left_behind() -> bool:
-    return _left_behind.is_set()
 
 
 def several(config: DistributedConfig) -> bool:

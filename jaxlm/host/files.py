@@ -94,6 +94,14 @@ def flush_folder(folder: pathlib.Path) -> None:
         os.close(descriptor)
 
 
+def make_folder(folder: pathlib.Path, name: str, advice: str = "") -> None:
+    """Creates a folder if it is missing. Raises ConfigError, which begins with `name` and ends with `advice`, if it can't."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{name} can't be made: {error.strerror or error}{advice}") from error
+
+
 def lock(folder: pathlib.Path, does: str, key: str, wait_s: float = 0.0) -> typing.IO[str]:
     """Locks a folder against other processes, until the returned file is closed: by `with`, by dropping it, or at exit.
 

@@ -134,9 +134,6 @@ class Clock:
         self.begin(REPEATED if step <= self.redo else STEP)
         self.redo = max(step, self.redo)  # for a rollback within this start
 
-    def repeat_until(self, step: int) -> None:
-        self.redo = step
-
     def add(self, activity: str, seconds: float) -> None:
         """Counts seconds that passed outside this process, such as the time since an earlier start died."""
         self._seconds[activity] += seconds

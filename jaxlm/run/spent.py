@@ -65,7 +65,7 @@ def carry_on(folder: pathlib.Path, clock: Clock) -> Earlier:
         highest = max(highest, record["step"])
         if all(files.is_number(record.get(key)) and record[key] >= 0 for key in ("wall_s", "cost_usd")):
             last = record
-    clock.repeat_until(highest)
+    clock.redo = highest
     if last is None:
         return Earlier()
     spent, before = _activities(last), _before(last, ledger.read(folder)["starts"])

@@ -61,8 +61,7 @@ def of(config: Config) -> Iterator[Trained]:
 
 
 def steps_done(folder: pathlib.Path) -> int:
-    valid = metrics.valid(folder / "metrics.jsonl", "", ledger.read(folder)["rollbacks"])
-    return max((record["step"] for record in valid), default=0)
+    return max(metrics.read(folder / "metrics.jsonl", ledger.read(folder)["rollbacks"]), default=0)
 
 
 def _shards(config: Config, last: float) -> Trained:

@@ -44,12 +44,7 @@ def workdir(path: str) -> pathlib.Path:
     if not path:
         raise ConfigError("no folder for this run: give --config.workdir=DIR")
     folder = pathlib.Path(path)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"config.workdir={path} can't be made: {error.strerror or error}; name another folder"
-        ) from error
+    files.make_folder(folder, f"config.workdir={path}", "; name another folder")
     return folder
 
 

@@ -355,9 +355,8 @@ def _scale_by_muon(mu_dtype: str, dtype: str, iterations: int) -> optax.Gradient
 
 
 def _scaled(name: str, update: jax.Array) -> jax.Array:
-    inputs = input_axes(
-        name
-    )  # by 0.2 sqrt(max(inputs, outputs)) updates get the root mean square of AdamW's (arXiv:2502.16982)
+    # By 0.2 sqrt(max(inputs, outputs)) updates get the root mean square of AdamW's (arXiv:2502.16982).
+    inputs = input_axes(name)
     sides = math.prod(update.shape[:inputs]), math.prod(update.shape[inputs:])
     return 0.2 * math.sqrt(max(sides)) * update.astype(jnp.float32)
 

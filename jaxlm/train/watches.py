@@ -1,4 +1,4 @@
-"""Watches of saves, a heartbeat, and watches that say a sentence once. The watches of the loss are in `stability`."""
+"""Watches of saves, and watches that say a sentence once. The watches of the loss are in `stability`."""
 
 import collections
 import dataclasses
@@ -45,16 +45,6 @@ class SaveInFlight(Watch):
             return ending
         self.ask(ending)
         return None
-
-
-class Alive(Watch):
-    """Calls `beat(step)` after every step, for a watchdog elsewhere."""
-
-    def __init__(self, beat: Callable[[int], None]):
-        self._beat = beat
-
-    def __call__(self, step: int, record: dict[str, float]) -> None:
-        self._beat(step)
 
 
 Steps = Mapping[str, np.ndarray]  # metric -> its values, one a step

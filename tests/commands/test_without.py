@@ -7,8 +7,8 @@ import tiny_data
 from tiny_keys import keys
 
 from jaxlm.cli import cli
-from jaxlm.config import branch as branch_lib
 from jaxlm.run import metrics
+from jaxlm.run.checkpoints import keep
 
 TINY = keys("""
     model.n_layers=1 model.d_model=16 model.n_heads=2 model.d_ff=16 train.batch_size=8 train.seq_len=16 train.steps=12
@@ -55,7 +55,7 @@ def losses(run) -> dict[int, float]:
 def test_a_branch_is_the_run_up_to_the_first_batch_with_the_document(capsys, made):
     run, _ = made
     path, first = make_list(capsys, made, 5)
-    begins = max(step for step in branch_lib.kept_steps(run) if step < first)
+    begins = max(step for step in keep.steps(run / "checkpoints") if step < first)
     whole = steps_by_document(capsys, run)
     code, out, err = said(capsys, "plan", run, f"--without={path}")
     assert code == 0

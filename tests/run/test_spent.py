@@ -153,7 +153,7 @@ def test_damaged_seconds_of_one_activity_count_as_steps(tmp_path, monkeypatch):
 
 def test_steps_that_were_done_before_are_repeated():
     counted = Clock()
-    counted.repeat_until(3)
+    counted.redo = 3
     shown = []
     for step in (2, 3, 4, 5, 3, 5, 6):  # ... and those after a rollback
         counted.after(step)

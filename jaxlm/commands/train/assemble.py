@@ -66,7 +66,7 @@ def make(
     between = [hooks.Here(checkpointer.moved, between), *between]
     documents = functools.partial(kind.documents, order)
     tell = stability.teller(folder / "spikes.jsonl", documents, order.batch_number, say)
-    beats = [watches.Alive(notify.Heartbeat(c.notify).beat)] if jax.process_index() == 0 else []
+    beats = [notify.Heartbeat(c.notify)] if jax.process_index() == 0 else []
     return between, [  # the first one that ends the run counts
         watches.SaveInFlight(checkpointer, c.checkpoint, usd_per_hour, stop.ask),
         stability.NonFinite(c.train.max_nonfinite_steps, c.stability, checkpointer.hold),

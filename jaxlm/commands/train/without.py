@@ -18,6 +18,7 @@ from jaxlm.data.shards.mixture import step_of
 from jaxlm.host import files
 from jaxlm.host.console import count, dollars, duration, say
 from jaxlm.run import ledger, lineage, metrics
+from jaxlm.run.checkpoints import keep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +69,7 @@ def find(run: pathlib.Path, path: pathlib.Path) -> Branch:
         raise ConfigError(
             f"no document of {path} is read by step {config.train.steps}, the last of {run}: nothing would differ"
         )
-    kept = [step for step in branch.kept_steps(run) if order.batch_number(step) < order.first_removed]
+    kept = [step for step in keep.steps(run / "checkpoints") if order.batch_number(step) < order.first_removed]
     if not kept and config.origin_state:
         raise ConfigError(f"{run} is a branch, and began after step {first}: branch from {config.origin}")
     begins, last = max(kept, default=0), lineage.latest(metrics.records(run / "metrics.jsonl"))

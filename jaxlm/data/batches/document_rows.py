@@ -10,6 +10,7 @@ import fractions
 import functools
 import hashlib
 import math
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -347,25 +348,17 @@ def _shares(shares: Mapping[str, fractions.Fraction]) -> str:
     return ", ".join(f"{name} {float(share):.3g}" for name, share in sorted(shares.items(), key=lambda item: -item[1]))
 
 
-@dataclasses.dataclass(frozen=True)
-class TracedDocument:
-    """The part of a document that a row holds."""
+class Traced(typing.NamedTuple):
+    """The part of a document that a row of a batch holds."""
 
-    doc_id: str
-    first_token: int  # from its separator, token 0 (in data of recipe version 2, from its text)
-    tokens: int
-    text: str  # the beginning
-
-
-@dataclasses.dataclass(frozen=True)
-class TracedRow:
-    """A row of a batch."""
-
-    slot: int  # in the batch
+    slot: int  # of the row, in the batch
     source: str
     epoch: int  # from 0
     row: int  # its index i in the source: tokens i*T to (i+1)*T, both included
-    documents: tuple[TracedDocument, ...]
+    document: str
+    first_token: int  # from its separator, token 0 (in data of recipe version 2, from its text)
+    tokens: int
+    text: str  # the beginning
 
 
 def rows_of(order: Rows, source: str, places_Nx2: np.ndarray) -> np.ndarray:
@@ -387,23 +380,19 @@ def steps_of(order: Rows, source: str, first: int, tokens: int, done: int) -> li
 
 
 def documents_of(order: Rows, step: int) -> list[str]:
-    traced = describe_batch(order, step - 1, snippet_chars=0)
-    return [document.doc_id for row in traced for document in row.documents]
+    return [traced.document for traced in describe_batch(order, step - 1, snippet_chars=0)]
 
 
-def describe_batch(order: Rows, item: int, snippet_chars: int = 200) -> list[TracedRow]:
-    """Returns the rows of the batch of step `item` + 1 with their documents. Needs no model and no state."""
+def describe_batch(order: Rows, item: int, snippet_chars: int = 200) -> Iterator[Traced]:
+    """Yields the documents in the batch of step `item` + 1, row by row. Needs no model and no state."""
     data, seq_len, coder = order.data, order.seq_len, order.data.tokenizer()
     located = order.plan.locate(order.batch_number(item + 1) - 1, np.arange(order.batch_size))
-    traced = []
     for slot, (source, epoch, row) in enumerate(zip(*(array.tolist() for array in located), strict=True)):
         name, start = order.plan.names[source], row * seq_len
         stop = start + seq_len + 1
-        documents = []
         for document in data.documents(name, "train", start, stop):
             first, end = max(start, document.start), min(stop, document.start + document.tokens)
             # No character takes more than four tokens, one for each of its bytes.
             text = coder.decode(order.streams[source].read(first, min(end, first + 4 * snippet_chars)))
-            documents.append(TracedDocument(document.doc_id, first - document.start, end - first, text[:snippet_chars]))
-        traced.append(TracedRow(slot, name, epoch, row, tuple(documents)))
-    return traced
+            part = document.doc_id, first - document.start, end - first, text[:snippet_chars]
+            yield Traced(slot, name, epoch, row, *part)

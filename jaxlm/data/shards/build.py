@@ -115,10 +115,7 @@ def build_data(
 
     if data := finished():  # without the lock: many runs may share it, and it may lie on a read-only disk
         return data
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise ConfigError(f"data.dir={root} can't be made: {e.strerror or e}") from None
+    files.make_folder(root, f"data.dir={root}")
     with files.lock(root, "is writing", "config.data.dir"):
         if data := finished():
             return data
@@ -455,17 +452,9 @@ def _write_source(
     root: pathlib.Path, name: str, batches: Iterable[Batch], coder: Coder, settings: BuildSettings, tell: console.Tell
 ) -> tuple[dict[str, dict], str]:
     """Writes a source's streams. Returns (the manifest's entries, the held-out text's sha256)."""
-    writers = {
-        split: shards.StreamWriter(
-            root,
-            split,
-            name,
-            dtype=shards.token_dtype(coder.vocab_size),
-            block_tokens=settings.block_tokens,
-            shard_blocks=settings.shard_blocks,
-        )
-        for split in shards.SPLITS
-    }
+    sizes = {"block_tokens": settings.block_tokens, "shard_blocks": settings.shard_blocks}
+    sizes["dtype"] = shards.token_dtype(coder.vocab_size)
+    writers = {split: shards.StreamWriter(root, split, name, **sizes) for split in shards.SPLITS}
     done, held_out_text = 0, hashlib.sha256()
     for batch in batches:
         for doc_id, ids, n_bytes, held_out in batch:

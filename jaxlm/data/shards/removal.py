@@ -57,10 +57,7 @@ def without(data: DataDir, path: pathlib.Path, out: pathlib.Path, held_out: bool
         if len(of_split) == data.entry(source, split)["documents"]:
             kind = "training" if split == "train" else "held-out"
             raise ConfigError(f"{path} takes all {kind} documents of {source}: take its lines out of the list")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out={out} can't be made: {error.strerror}") from None
+    files.make_folder(out, f"--out={out}")
     with files.lock(out, "is writing", "--out"):
         _check_out(out)
         files.write_atomically(out / LIST, path.read_bytes())  # `make_data` builds nothing where this is

@@ -151,14 +151,12 @@ def token_dtype(vocab_size: int) -> str:
 class TokenStream:
     """Reads one split of one source at any place. Thread-safe."""
 
-    def __init__(
-        self, root: pathlib.Path, entry: dict, *, dtype: str, block_tokens: int, label: str, verifier: Verifier
-    ):
+    def __init__(self, data: "DataDir", source: str, split: str):
+        self._data, self._label, entry = data, f"{data.path / split / source}", data.entry(source, split)
+        self._dtype, self._block_tokens = data.manifest["dtype"], data.manifest["block_tokens"]
         self.tokens: int = entry["tokens"]
-        self._dtype, self._block_tokens, self._label = dtype, block_tokens, label
-        self._root, self._shards = root, entry["shards"]
+        self._shards, self.verifier = entry["shards"], data.verifier
         self._ends = list(itertools.accumulate(shard["records"] for shard in self._shards))
-        self.verifier = verifier
         self._open()
 
     def _open(self) -> None:
@@ -166,7 +164,7 @@ class TokenStream:
         # In this form ArrayRecordDataSource takes a whole file without opening it first.
         shards = [
             types.SimpleNamespace(
-                filename=str(self._root / s["file"]), skip=0, take=s["records"], examples_in_shard=s["records"]
+                filename=str(self._data.path / s["file"]), skip=0, take=s["records"], examples_in_shard=s["records"]
             )
             for s in self._shards
         ]
@@ -241,14 +239,7 @@ class DataDir:
 
     def stream(self, source: str, split: str = "train") -> TokenStream:
         """Returns a reader of the source's tokens."""
-        return TokenStream(
-            self.path,
-            self.entry(source, split),
-            dtype=self.manifest["dtype"],
-            block_tokens=self.manifest["block_tokens"],
-            label=f"{self.path / split / source}",
-            verifier=self.verifier,
-        )
+        return TokenStream(self, source, split)
 
     def tokenizer(self) -> coders.Coder:
         """Returns the tokenizer that encoded the texts. Raises DamagedData if one of its files differs from the manifest."""

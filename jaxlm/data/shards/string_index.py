@@ -33,9 +33,8 @@ _DIGESTS = "sha256.json"
 _CACHE = "~/.cache/jaxlm/index"  # for data that others own, or that can't be written
 _TOGETHER = 2048  # blocks of one of tantivy's indexes: it holds them in memory, and merging its files would take more
 _HEAP = 64_000_000  # bytes of tantivy's writer
-_SMALL = (
-    16 << 20
-)  # tokens: of fewer, a list of all triples is large beside the rest; so one list, folded, of larger blocks
+# Tokens: of fewer, a list of all triples is large beside the rest; so one list, folded, of larger blocks.
+_SMALL = 16 << 20
 _WAIT_S = 3600.0  # for another process that builds the same index
 
 

@@ -93,10 +93,11 @@ def traits(tokenizer: Coder) -> dict[str, typing.Any]:
     }
 
 
-def general_tokenizer(vocab_size: int, *, chat_tokens: bool, model_type: str = "bpe") -> Tokenizer:
-    """Trains a tokenizer on the embedded prose, as a reference, in seconds. Raises ConfigError if the prose is too small."""
+def general_tokenizer(data: DataDir, model_type: str) -> Tokenizer:
+    """Trains a tokenizer of the data's size on the embedded prose, in seconds. Raises ConfigError if the prose is too small."""
     texts = (text for _, text in embedded.iterate_embedded("prose"))
-    return train_tokenizer(texts, vocab_size=vocab_size, chat_tokens=chat_tokens, model_type=model_type)
+    chat_tokens = data.manifest["tokenizer"]["chat_tokens"]
+    return train_tokenizer(texts, vocab_size=data.vocab_size, chat_tokens=chat_tokens, model_type=model_type)
 
 
 def held_out(data: DataDir, source: str, max_bytes: int = 1_000_000, split: str = "val") -> tuple[list[str], int]:

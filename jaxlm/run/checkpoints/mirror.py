@@ -16,8 +16,8 @@ from collections.abc import Callable, Collection, Mapping
 import fsspec
 
 from jaxlm.config import CheckpointConfig, ConfigError, RunError, pip_install
-from jaxlm.host import console
 from jaxlm.host.child import Child, Died
+from jaxlm.host.console import duration, say
 from jaxlm.host.redact import redact_url
 from jaxlm.run.checkpoints import keep, remote
 from jaxlm.run.checkpoints.damage import ToldError
@@ -100,7 +100,7 @@ class Mirror:
                 self._fail(unwritable)  # the mirror can still be read
             if local:
                 return None
-            _say(f"no checkpoints in {self._workdir}: looking into the mirror {shown}")
+            say(f"no checkpoints in {self._workdir}: looking into the mirror {shown}")
             began = time.monotonic()
             alive()
             step = self._fetch(alive)
@@ -116,10 +116,10 @@ class Mirror:
                 "--config.checkpoint.mirror= it starts anew"
             ) from ToldError(str(error))
         if step is None:
-            _say("the mirror holds no whole checkpoint yet: training starts anew")
+            say("the mirror holds no whole checkpoint yet: training starts anew")
         else:
-            took = console.duration(time.monotonic() - began)
-            _say(f"checkpoint {step} and the logs came back from the mirror in {took}")
+            took = duration(time.monotonic() - began)
+            say(f"checkpoint {step} and the logs came back from the mirror in {took}")
         return step
 
     def _fetch(self, alive: Callable[[], None]) -> int | None:
@@ -137,7 +137,7 @@ class Mirror:
             except Abandoned as error:
                 if len(came) == before:
                     raise
-                _say(f"mirror: {error}; going on with the files that are missing")
+                say(f"mirror: {error}; going on with the files that are missing")
                 alive()
 
     def begin(self, step: int) -> None:
@@ -174,7 +174,7 @@ class Mirror:
         if not self._closing:
             self._closing = True
             if self._wanted:
-                _say(f"waiting for the mirror's copy of checkpoint {max(self._wanted)}")
+                say(f"waiting for the mirror's copy of checkpoint {max(self._wanted)}")
             self._wake()
         if self.wait(timeout):
             self._end()
@@ -237,19 +237,19 @@ class Mirror:
                 if not (error.late or len(copied) > before):
                     self._fail(f"checkpoint {step}: {error}")
                     return False
-                _say(f"mirror: the copy of checkpoint {step} begins again where it was: {error}")
+                say(f"mirror: the copy of checkpoint {step} begins again where it was: {error}")
             except Trouble as error:
                 if error.kind != "gone":
                     self._fail(str(error))
                     return False
-                _say(f"mirror: {error}")
+                say(f"mirror: {error}")
                 self._unwant(step)
             else:
                 self._stale.discard(step)
                 self._unwant(step)
                 if self.failing:
                     self.failing = ""
-                    _say(f"mirror {redact_url(self._url)}: it takes copies again")
+                    say(f"mirror {redact_url(self._url)}: it takes copies again")
                 self._try(self._rotate)
         return True
 
@@ -317,7 +317,7 @@ class Mirror:
                 if "error" in event:
                     raise {"config": Refused, "gone": Gone}.get(event["kind"], Trouble)(event["error"])
                 if "line" in event:
-                    _say(event["line"])
+                    say(event["line"])
                 note(event)
             return event["done"]
         except TimeoutError:
@@ -346,12 +346,7 @@ class Mirror:
     def _fail(self, why: str) -> None:
         if why != self.failing:
             self.failing = why
-            _say(f"mirror {redact_url(self._url)}: {why}; training goes on, the next checkpoint tries again")
-
-
-def _say(line: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # a lost terminal must not cost a copy
-        console.say(line)
+            say(f"mirror {redact_url(self._url)}: {why}; training goes on, the next checkpoint tries again")
 
 
 def check(url: str, workdir: pathlib.Path) -> None:

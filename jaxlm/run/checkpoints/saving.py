@@ -87,6 +87,7 @@ class Saving:
     """One save, in a thread that can be left behind when the storage hangs.
 
     Attributes:
+      left: set it to True to abandon the save: then nothing more is verified or hashed.
       copied: set when the arrays' memory may be used again.
       left_behind: True if threads of Orbax, here or in another process, may still wait for a process that failed.
       done: set when the save has ended, well or not; then the other attributes are final.
@@ -102,13 +103,10 @@ class Saving:
         self.failed, self.full, self.differs, self.verified, self.verify_s = "", False, "", False, 0.0
         self.sha256s, self._hashed = {}, hashed
         self.at = "checking the folder"  # what the save does right now, for the user
-        self._left = False
+        self.left = False
         # A daemon, and so are the threads that it starts: a save that hangs must not keep the program from ending.
         self._thread = threading.Thread(target=self._run, daemon=True, name=f"save {self.step}")
         self._thread.start()
-
-    def leave(self) -> None:
-        self._left = True
 
     def _run(self) -> None:
         votes = Votes()
@@ -121,7 +119,7 @@ class Saving:
                 began = time.monotonic()
                 self._verify()
                 self.verify_s = time.monotonic() - began
-            if self._hashed and not self._left:
+            if self._hashed and not self.left:
                 self._hash(votes)
         except Exception as error:  # whatever the error is, training must go on, and one line must say it
             self.failed, self.full = damage.words(error, self.folder), damage.full(error)
@@ -172,8 +170,8 @@ class Saving:
     def _verify(self) -> None:
         self.at = "reading back"
         verify.flush(self.folder)
-        self.differs = verify.read_back(self.folder, self._meta["digests"], lambda: not self._left)
-        if not self.differs and not self._left:
+        self.differs = verify.read_back(self.folder, self._meta["digests"], lambda: not self.left)
+        if not self.differs and not self.left:
             verify.write_checksums(self.folder)
             self.verified = True
 

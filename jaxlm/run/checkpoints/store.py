@@ -174,7 +174,7 @@ class Checkpointer:
             thread.join(timeout=60)
             self.left_behind |= thread.is_alive()  # TensorStore aborts a process whose Python ends while it reads
         if self.left_behind:
-            processes.leave_behind()
+            processes.left_behind.set()
 
     def wants_save(self) -> bool:
         """True if a save should be made at the next step, because a save failed or was skipped. For the first process."""
@@ -215,7 +215,7 @@ class Checkpointer:
         took = time.monotonic() - self._saving.began
         self.failing = f"checkpoint {self._saving.step} was not done after {took:.0f} s: {self._saving.folder}"
         say(f"{self.failing}; it is given up")
-        self._saving.leave()
+        self._saving.left = True
         self._saving, self.abandoned, self.left_behind = None, True, True
         return False
 

@@ -18,6 +18,7 @@ from concurrent import futures
 import numpy as np
 import tensorstore as ts
 
+from jaxlm.data.shards.verify import file_sha256
 from jaxlm.host.files import MANGLED, json_of, plain_path, write_atomically
 from jaxlm.run.checkpoints import damage, digest
 
@@ -130,7 +131,7 @@ def write_checksums(folder: pathlib.Path) -> None:
     """Writes the size and the sha256 of each file to CHECKSUMS, which marks the checkpoint as verified."""
     names = files(folder)
     with futures.ThreadPoolExecutor(_THREADS) as pool:
-        sums = list(pool.map(lambda name: _checksum(folder / name), names))
+        sums = list(pool.map(lambda name: file_sha256(folder / name), names))
     table = {name: [(folder / name).stat().st_size, value] for name, value in zip(names, sums, strict=True)}
     content = {"files": table, "sha256": seal(table)}
     write_atomically(folder / CHECKSUMS, json.dumps(content, indent=1).encode())
@@ -170,18 +171,13 @@ def differing(
             if path.stat().st_size != size:
                 return True
             whole = index % share[1] == share[0]
-            return _checksum(path) != value if whole else _touch(path)
+            return file_sha256(path) != value if whole else _touch(path)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return True
 
     with futures.ThreadPoolExecutor(_THREADS) as pool:
         wrong = list(pool.map(differs, range(len(names)), names))
     return [name for name, is_wrong in zip(names, wrong, strict=True) if is_wrong]
-
-
-def _checksum(path: pathlib.Path) -> str:
-    with open(path, "rb", buffering=0) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _touch(path: pathlib.Path) -> bool:

@@ -26,7 +26,7 @@ import urllib.request
 from collections.abc import Callable
 
 from jaxlm.config import ConfigError, NotifyConfig, RunsConfig, pip_install
-from jaxlm.host import console
+from jaxlm.host.console import say
 from jaxlm.host.redact import redact, redact_url
 
 TIMEOUT_S = 10.0  # of one try, and of the wait for messages under way when the program ends
@@ -94,13 +94,18 @@ def tell(notify: NotifyConfig, event: str, text: str, workdir: str | os.PathLike
 
 
 class Heartbeat:
-    """Requests `notify.heartbeat_url` (GET) at most every `heartbeat_minutes` while steps go on: silence is the alarm."""
+    """Requests `notify.heartbeat_url` (GET) at most every `heartbeat_minutes` while steps go on: silence is the alarm.
+
+    A watch of the training loop (`train.loop.Watch`), which reads no metrics.
+    """
+
+    reads = ()
 
     def __init__(self, notify: NotifyConfig):
         self._url, self._every_s = notify.heartbeat_url, 60 * notify.heartbeat_minutes
         self._last: tuple[float, int] | None = None
 
-    def beat(self, step: int) -> None:
+    def __call__(self, step: int, record: dict[str, float]) -> None:
         """Notes that training has done `step` steps. Returns at once and never raises."""
         now = time.monotonic()
         if not self._url or (self._last and (now - self._last[0] < self._every_s or step == self._last[1])):
@@ -132,7 +137,7 @@ def _beside(key: str, url: str, send: Callable[[str], str]) -> None:
             _told.add(url)
         if first:
             reason = f"can't be reached: {problem}"
-            _say(f"config.{key} ({_shown(url)}) {reason}; the run goes on, and this is not said again")
+            say(f"config.{key} ({_shown(url)}) {reason}; the run goes on, and this is not said again")
 
     thread = threading.Thread(target=work, name="notify", daemon=True)
     with contextlib.suppress(RuntimeError):  # no more threads, or Python is ending
@@ -190,19 +195,19 @@ def at_exit(
     if not command:
         return None
     if by_hand:
-        return _say(f"{key} not run: ctrl-C at a terminal leaves the machine to you")
+        return say(f"{key} not run: ctrl-C at a terminal leaves the machine to you")
     if not mirrored and not runs.on_exit_unmirrored:
         what = "the last checkpoint" if step is None else f"step {step}"
-        return _say(f"{key} not run: {what} is not in the mirror yet")
+        return say(f"{key} not run: {what} is not in the mirror yet")
     wait()
-    _say(f"{key}: {redact(command)}")
+    say(f"{key}: {redact(command)}")
     with contextlib.suppress(OSError):  # a relative path, and the folder in which the command was given is gone
         workdir = os.path.abspath(workdir)
     facts = {"JAXLM_CODE": str(code), "JAXLM_WHY": why.replace("\0", ""), "JAXLM_WORKDIR": str(workdir)}
     try:
         _shell(command, os.environ | facts, key)
     except (OSError, ValueError) as error:
-        _say(f"{key} can't be run: {error}")
+        say(f"{key} can't be run: {error}")
 
 
 def at_terminal(number: int | None) -> bool:
@@ -225,16 +230,10 @@ def _shell(command: str, environment: dict[str, str], key: str) -> None:
     )
     try:
         if code := process.wait(COMMAND_S):
-            _say(f"{key} failed with exit code {code}; the machine may still run")
+            say(f"{key} failed with exit code {code}; the machine may still run")
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        _say(f"{key} was ended: it took more than {COMMAND_S:g} s; the machine may still run")
-
-
-def _say(text: str) -> None:
-    """Says a line. A lost output (`| tee` was killed, the terminal is gone) is no error."""
-    with contextlib.suppress(OSError, ValueError):
-        console.say(text)
+        say(f"{key} was ended: it took more than {COMMAND_S:g} s; the machine may still run")
 
 
 def _shown(url: str) -> str:

@@ -43,10 +43,6 @@ def unchanged(running: Running, metrics: dict[str, jax.Array]) -> Running:
     return running
 
 
-def as_it_is(batch: Batch) -> Batch:
-    return batch
-
-
 @dataclasses.dataclass(frozen=True)
 class Objective:
     """The function that training minimises, and the shapes of its batches.
@@ -69,7 +65,7 @@ class Objective:
     updates: int = 1
     passes: int = 1
     running: dict[str, float] = dataclasses.field(default_factory=dict)
-    prepare: typing.Callable[[Batch], Batch] = as_it_is
+    prepare: typing.Callable[[Batch], Batch] = lambda batch: batch
     adapt: typing.Callable[[Running, dict[str, jax.Array]], Running] = unchanged
 
     def __post_init__(self):

@@ -250,16 +250,17 @@ def test_trace_names_the_documents_that_the_loader_yields(data, corpus):
     with loader.TrainLoader(document_rows.Rows(data, MIXTURE, **OPTIONS), start_step=3) as batches:
         for step in range(3, 23):
             batch = next(batches)
-            traced = document_rows.describe_batch(document_rows.Rows(data, MIXTURE, **OPTIONS), step)
-            assert [r.slot for r in traced] == list(range(8))
-            for row in traced:
-                ids = np.append(batch["tokens"][row.slot], batch["targets"][row.slot, -1])
-                assert "".join(d.text for d in row.documents) == coder.decode(ids)
-                assert sum(d.tokens for d in row.documents) == 25
-                for document in row.documents:
-                    whole = raw[row.source, document.doc_id]
-                    assert document.text in whole
-                    assert document.first_token > 0 or whole.startswith(document.text)
+            traced = [*document_rows.describe_batch(document_rows.Rows(data, MIXTURE, **OPTIONS), step)]
+            assert [part.slot for part in traced] == sorted(part.slot for part in traced)
+            for slot in range(8):
+                row = [part for part in traced if part.slot == slot]
+                ids = np.append(batch["tokens"][slot], batch["targets"][slot, -1])
+                assert "".join(part.text for part in row) == coder.decode(ids)
+                assert sum(part.tokens for part in row) == 25
+                for part in row:
+                    whole = raw[part.source, part.document]
+                    assert part.text in whole
+                    assert part.first_token > 0 or whole.startswith(part.text)
 
 
 def test_both_mixtures_count_each_for_its_steps():

@@ -264,9 +264,9 @@ def test_the_loader_and_trace_leave_the_windows_out_at_any_resume(data):
     assert not all(map(np.array_equal, take(order, 20), whole))  # the comparison can fail
     coder = data.tokenizer()
     for step in (0, 1, 4, 20):
-        described = document_rows.describe_batch(order, step)
-        assert described == document_rows.describe_batch(plain, order.batch_number(step + 1) - 1)
-        text = "".join(document.text for document in document_rows.describe_batch(order, step)[0].documents)
+        described = [*document_rows.describe_batch(order, step)]
+        assert described == [*document_rows.describe_batch(plain, order.batch_number(step + 1) - 1)]
+        text = "".join(part.text for part in described if part.slot == 0)
         assert text.startswith(coder.decode(left[step][0]))
 
 

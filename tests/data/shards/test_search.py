@@ -94,8 +94,7 @@ def test_steps_are_those_of_a_walk(data, passed_over, final, batch_size):
     seen: dict[tuple[str, str], set[int]] = {}
     for step in range(1, done + 1):
         for row in document_rows.describe_batch(order, step - 1, 0):
-            for document in row.documents:
-                seen.setdefault((row.source, document.doc_id), set()).add(step)
+            seen.setdefault((row.source, row.document), set()).add(step)
     assert max(len(steps) for steps in seen.values()) > 2  # several rows, or epochs
     for source in data.sources:
         for each in data.documents(source, "train", 0, data.stream(source).tokens):

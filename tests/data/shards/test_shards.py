@@ -7,6 +7,7 @@ import pathlib
 import shutil
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -35,7 +36,9 @@ def test_stream_is_the_documents_one_after_the_other(tmp_path, dtype, top):
     documents = random_documents(top=top)
     entry = write(tmp_path, documents, dtype=dtype)
     expected = np.concatenate([np.append(EOS, ids) for ids in documents])
-    stream = shards.TokenStream(tmp_path, entry, dtype=dtype, block_tokens=16, label="a", verifier=Verifier(tmp_path))
+    manifest, verifier = {"dtype": dtype, "block_tokens": 16}, Verifier(tmp_path)
+    data = types.SimpleNamespace(path=tmp_path, entry=lambda *_: entry, manifest=manifest, verifier=verifier)
+    stream = shards.TokenStream(data, "a", "train")
     assert entry["tokens"] == stream.tokens == len(expected)
     assert entry["documents"] == sum(s["documents"] for s in entry["shards"]) == 60
     assert entry["bytes"] == sum(3 * len(ids) for ids in documents)

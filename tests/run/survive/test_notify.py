@@ -161,13 +161,13 @@ def test_good_urls_pass():
 def test_the_heart_beats_while_steps_go_on(httpserver):
     httpserver.expect_request("/ping").respond_with_data("")
     heart = notify.Heartbeat(settings(heartbeat_url=httpserver.url_for("/ping"), heartbeat_minutes=1.5 / 60))
-    heart.beat(1)
-    heart.beat(2)  # too soon
+    heart(1, {})
+    heart(2, {})  # too soon
     notify.wait()
     assert [request.method for request, _ in httpserver.log] == ["GET"]
     time.sleep(1.6)
-    heart.beat(1)  # no step since
-    heart.beat(3)
+    heart(1, {})  # no step since
+    heart(3, {})
     notify.wait()
     assert len(httpserver.log) == 2
 
