@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxlm import config as config_lib
 from jaxlm.config import AdapterConfig, Config, ConfigError, ModelConfig, RunError, config_files
-from jaxlm.data.batches.order import check_fingerprint
+from jaxlm.data.batches.order import Order, check_fingerprint
 from jaxlm.data.chats import chat
 from jaxlm.data.shards import shards
 from jaxlm.data.shards.manifest import MANIFEST
@@ -125,7 +125,7 @@ class Origin:
             adapter=adapters.of(settings, ()) if settings.kind == "prompt" else None,
         )
 
-    def branch(self, parts: Parts, fingerprint: dict) -> tuple[TrainState, Variables, dict]:
+    def branch(self, parts: Parts, order: Order) -> tuple[TrainState, Variables, dict]:
         """Returns (state, frozen variables, meta) for a run that continues this state; `meta` lists the skipped batches.
 
         Raises:
@@ -140,7 +140,8 @@ class Origin:
         workdir.check_same_optimizer(pathlib.Path(c.origin), c.optim)
         meta, done = self.meta(), self.provenance["step"]
         passed_over = meta.get("passed_over", [])
-        check_fingerprint(meta["fingerprint"], fingerprint, done, passed_over, branch=True)
+        now = order.passing_over(passed_over).fingerprint()
+        check_fingerprint(meta["fingerprint"], now, done, passed_over, branch=True)
         if done < c.train.steps:
             optim.check_learns(c.optim, c.train.steps, done + 1)
         state = self.state(parts.abstract, parts.shardings)
