@@ -336,7 +336,7 @@ VERBS = {
         "verify",
         "check a run's receipt, and train some of its steps again",
         {
-            "--steps": _number("how many to train again, towards the newest (default: 20)"),
+            "--steps": _option("how many to train again, towards the newest (default: 20)", "N", type=int),
             "--until-digest": _flag("train up to the next state that the receipt records instead"),
         },
         reads_run=True,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import jax
 
-from jaxlm.config import Config
+from jaxlm.config import Config, ConfigError
 from jaxlm.data.batches import document_rows
 from jaxlm.data.batches.open import open_mixture, open_order
 from jaxlm.data.shards.manifest import MANIFEST
@@ -26,6 +26,8 @@ _AT_ONCE, _NEW = 64, 64  # texts that are drawn at once, and the tokens of each,
 def run(config: Config, args: argparse.Namespace) -> int:
     """Prints the strings, the strongest first; keeps them in RUN/junk/STEP.json, and the texts in STEP.jsonl."""
     model.check_run(config, args.config)
+    if args.tokens < 1:
+        raise ConfigError(f"--tokens={args.tokens}: how many tokens of texts to look at, in all")
     there, trained = (pathlib.Path(config.data.dir) / MANIFEST).is_file(), config.program == "pretrain"
     taught = (_drawn_from(config) if trained else _of_base(config)) if there else None
     run = model.restore(config, args.checkpoint, peft.READERS)

@@ -10,7 +10,6 @@ import math
 import os
 import pathlib
 import shutil
-import statistics
 import tempfile
 from collections.abc import Iterator
 
@@ -28,7 +27,7 @@ _CLOSE = 0.01  # of the way that the steps moved the weights, on another machine
 # The replay writes the metrics of each step, saves at recorded steps alone, and tells nobody.
 _KEYS = ("log.every_steps=1", "log.wandb=", "profile.steps=", "checkpoint.mirror=", "checkpoint.every_minutes=0")
 _KEYS += ("notify.heartbeat_url=", "runs.notices=()", "distributed.auto=False", "distributed.coordinator=")
-_KEYS += ("distributed.num_processes=0",)
+_KEYS += ("distributed.num_processes=0", "stability.spike_z=0")  # which batches a spike cost is in run.json
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -36,7 +35,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     folder = pathlib.Path(config.workdir).resolve()
     if not config.workdir or not (folder / "metrics.jsonl").is_file():
         raise ConfigError(f"no run that was trained in {folder}: jaxlm verify RUN, with the folder of a run")
-    if args.steps < 0 or (args.steps and args.until_digest):
+    if args.steps is not None and (args.steps < 1 or args.until_digest):
         raise ConfigError("give --steps=N with N above 0, or --until-digest")
     supervisor.wanted("on")  # or says that this needs Linux
     print(receipt.PROVES)
@@ -97,9 +96,7 @@ def _as_it_was(folder: pathlib.Path, starts: list[dict], begin: int, until: int)
 
 
 def _price(config: Config, begin: int, until: int) -> str:
-    records = metrics.records(pathlib.Path(config.workdir, "metrics.jsonl"))
-    speed = statistics.median([r["tokens_per_second"] for r in records if r.get("tokens_per_second")] or [math.nan])
-    seconds = (until - begin) * config.train.batch_size * config.train.seq_len / speed
+    seconds = (until - begin) * metrics.step_s(pathlib.Path(config.workdir, "metrics.jsonl"), config)
     cost = f", {console.dollars(seconds / 3600 * config.hardware.usd_per_hour)}" * bool(config.hardware.usd_per_hour)
     price = f"{console.duration(seconds)}{cost} at the run's own speed" if seconds > 0 else "a time unknown as yet"
     where = (
@@ -123,7 +120,8 @@ def _trained(folder: pathlib.Path, book: dict, begin: int, until: int, config: C
         if train_in_child.train(config) == 4:
             raise KeyboardInterrupt
     done = max(metrics.read(place / "metrics.jsonl"), default=0)
-    return "" if done >= until else train_in_child.last_words(place)
+    ended = ((ledger.read(place)["starts"] or [{}])[-1].get("ended") or {}).get("why")
+    return "" if done >= until else ended or train_in_child.last_words(place)
 
 
 def _compared(folder: pathlib.Path, book: dict, place: pathlib.Path, begin: int, until: int) -> Iterator[tuple]:

@@ -114,7 +114,8 @@ def much(manifest: Mapping[str, typing.Any], root: pathlib.Path, stages: Mapping
             reason, count = (removed.most_common(1) or [("", 0)])[0]
             examples = shown[name, stage["name"], reason][:_EXAMPLES]
             named = tuple(_named(example, i == 0) for i, example in enumerate(examples))
-            keep = _keep(name, stage["name"], removed, shown, manifest, stages[name])
+            listed = stage["name"] == "without"  # no setting of a stage keeps these
+            keep = () if listed else _keep(name, stage["name"], removed, shown, manifest, stages[name])
             taken.append(Taken(name, stage["name"], removed.total(), documents, text, reason, count, named, keep))
     return taken
 

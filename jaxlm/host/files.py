@@ -73,7 +73,11 @@ def write_atomically(path: pathlib.Path, content: bytes, private: bool = False) 
     if private:  # before there is anything to read
         tmp.unlink(missing_ok=True)
         os.close(os.open(tmp, os.O_WRONLY | os.O_CREAT, 0o600))
-    tmp.write_bytes(content)
+    try:
+        tmp.write_bytes(content)
+    except OSError as error:  # a full disk: the error of a write names no file
+        tmp.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None
     settle(tmp, path)
 
 

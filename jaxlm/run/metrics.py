@@ -12,8 +12,10 @@ import json
 import math
 import os
 import pathlib
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from jaxlm.config import Config
 from jaxlm.host import console
 from jaxlm.host.files import is_number, json_of, whole
 
@@ -138,6 +140,12 @@ def read(path: pathlib.Path, rollbacks: Sequence[Mapping] = ()) -> dict[int, dic
     for record in valid(path, "", rollbacks):
         steps.setdefault(record["step"], {}).update({name: v for name, v in record.items() if name != START})
     return steps
+
+
+def step_s(path: pathlib.Path, config: Config) -> float:
+    """Returns the seconds that a step took, by the median of the logged speeds; 0 if none is logged."""
+    speeds = [record["tokens_per_second"] for record in records(path) if record.get("tokens_per_second")]
+    return config.train.batch_size * config.train.seq_len / statistics.median(speeds) if speeds else 0.0
 
 
 def held_out_losses(path: pathlib.Path, rollbacks: Sequence[Mapping] = (), metric: str = HELD_OUT) -> dict[int, float]:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Collection, Iterator
 
 from jaxlm.config import ConfigError, RunError
-from jaxlm.data.shards import shards
+from jaxlm.data.shards import removal, shards
 from jaxlm.host import files
 from jaxlm.host.console import say
 from jaxlm.run import ledger, metrics
@@ -49,6 +49,7 @@ def link(folder: pathlib.Path, manifest: str, step: int, arrays: dict[str, str],
             "manifest": manifest,
             "rollbacks": [len(book["rollbacks"]), seal(book["rollbacks"])],
             "passed_over": seal(book["passed_over"]),
+            "without": _list(folder),
             "before": ledger.last_link(folder) or next(iter(_begun_from(folder)), ""),
         }
         links = [{k: v for k, v in old.items() if k != "arrays" or old.get("step") in kept} for old in links]
@@ -59,6 +60,12 @@ def link(folder: pathlib.Path, manifest: str, step: int, arrays: dict[str, str],
 
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
+
+
+def _list(folder: pathlib.Path) -> str:
+    """Returns the sha256 of the run's list of documents to leave out; "" if it has none."""
+    path = folder / removal.LIST
+    return _sha256(path.read_bytes()) if path.is_file() else ""
 
 
 def _begun_from(folder: pathlib.Path) -> list[str]:
@@ -91,6 +98,10 @@ def _sound(old: Link) -> bool:
 def changed(folder: pathlib.Path, book: dict) -> Iterator[str]:
     """Yields a line on each link, and on the first part of metrics.jsonl and config.json, that is not as it was written."""
     links, begun, content, at = book["receipt"], _begun_from(folder), hashlib.sha256(), 0
+    if not book["starts"]:
+        yield "run.json is missing, and the receipt with it"
+    if links and _sound(links[-1]) and _list(folder) != links[-1]["without"]:
+        yield f"{removal.LIST} was changed"
     if damaged := next(folder.glob("run.json.damaged.*"), None):
         yield f"run.json was damaged, and begun anew: {damaged.name}"
     # Of a branch whose origin is gone or has no link, the first link's `before` can't be checked.

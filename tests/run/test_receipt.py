@@ -177,6 +177,7 @@ def test_a_branch_whose_origin_is_gone_is_sound_and_a_later_link_of_its_step_is_
         json.dumps({"origin": str(trunk), "origin_checkpoint": "6", "origin_state": True})
     )
     (place / "metrics.jsonl").write_text('{"step": 7}\n')
+    ledger.append(place, "starts", {"step": 6, "time": "2026-11-29T00:00:00+00:00"})
     receipt.link(place, "", 7, {"a": "b"}, [7])
     book = ledger.read(place)
     assert book["receipt"][0]["before"] == ledger.last_link(trunk)

@@ -18,7 +18,7 @@ from jaxlm.data.shards import removal
 from jaxlm.data.shards.mixture import step_of
 from jaxlm.host import files
 from jaxlm.host.console import count, dollars, duration, say
-from jaxlm.run import ledger, lineage, metrics
+from jaxlm.run import ledger, metrics
 from jaxlm.run.checkpoints import keep
 
 
@@ -79,11 +79,10 @@ def find(run: pathlib.Path, path: pathlib.Path) -> Branch:
     kept = [step for step in keep.steps(run / "checkpoints") if order.batch_number(step) < order.first_removed]
     if not kept and config.origin_state:
         raise ConfigError(f"{run} is a branch, and began after step {first}: branch from {config.origin}")
-    begins, last = max(kept, default=0), lineage.latest(metrics.records(run / "metrics.jsonl"))
-    steps = config.train.steps - begins
-    done = last.get("step", 0) - (book["starts"][0].get("step", 0) if book["starts"] else 0)
-    share = steps / done if done > 0 else 0.0
-    hours, usd = (last.get("wall_s") or 0.0) * share / 3600, (last.get("cost_usd") or 0.0) * share
+    begins = max(kept, default=0)
+    steps, each_s = config.train.steps - begins, metrics.step_s(run / "metrics.jsonl", config)
+    hours = steps * each_s / 3600
+    usd = hours * config.hardware.usd_per_hour
     return Branch(str(run), order.removed.documents, first, begins, steps, hours, usd)
 
 

@@ -9,6 +9,7 @@ from jaxlm.corpus.sources.base import SourceStats
 from jaxlm.data.batches import removed
 from jaxlm.data.batches.document_rows import Rows
 from jaxlm.data.shards import build, removal, vocabulary
+from jaxlm.data.shards.manifest import unfinished
 from jaxlm.data.shards.mixture import Windows, final_of, weights_of
 from jaxlm.data.shards.shards import MANIFEST, DataDir, open_data
 from jaxlm.host import files
@@ -82,9 +83,9 @@ def make_data(data: DataConfig, prepare: PrepareConfig, engine: str, vocab_size:
     ConfigError if a source does not exist, or another recipe made the data.
     """
     d, root = data, pathlib.Path(data.dir)
-    if (root / removal.LIST).is_file():  # to be made by `jaxlm tokenize --without`, never of this config's sources
-        if not (root / MANIFEST).is_file():
-            raise ConfigError(f"{root} is unfinished: run the same jaxlm tokenize --without again, or delete it")
+    if line := unfinished(root):  # to be made by `jaxlm tokenize --without`, never of this config's sources
+        raise ConfigError(line)
+    if (root / removal.LIST).is_file():
         return say(f"data in {root} is complete: another folder's without the documents of {root / removal.LIST}")
     if not root.exists() and (near := config_files.did_you_mean(root)):
         say(f"{root} does not exist: it is made now, of this config's sources; {near}")

@@ -11,7 +11,7 @@ from ml_collections import config_dict
 from jaxlm.config import Config, ConfigError, config_files, pip_install
 from jaxlm.corpus.recipes import MANIFEST as PREPARED
 from jaxlm.corpus.sources import registry
-from jaxlm.data.shards.manifest import MANIFEST
+from jaxlm.data.shards.manifest import MANIFEST, unfinished
 from jaxlm.host import files
 
 _PROMPTS = ("The", "In order to")  # for text that nobody knows
@@ -88,6 +88,8 @@ def check(config: Config, word: str | None, overrides: Sequence[str], say: Calla
     paths = [source.path for source in config.data.sources.values() if source.path]
     there = [name for name in (MANIFEST, PREPARED, "documents", "work") if (folder / name).exists()]
     named = bool(paths or config.prepare.sources) and not _names_the_folder_alone(word, overrides)
+    if line := unfinished(folder):
+        raise ConfigError(line)
     if not there and not named and (raw := _suffixes(folder)) and not _is_readme(folder):
         kinds, plain = registry.in_words(raw), all(_is_plain(suffix) for suffix in raw)
         way = (

@@ -13,6 +13,7 @@ from jaxlm.host import files
 FORMAT = 1
 MANIFEST = "manifest.json"
 HELD_OUT = "held_out"  # the manifest's key: source -> sha256 of its held-out text (`add_text`)
+LIST = "without.jsonl"  # in a directory made without the documents of this list, from the beginning on
 PARENT = "parent"  # the manifest's key: of which data this was made by `removal.without`
 SPLITS = ("train", "val")
 _Leaf, _TEXT, _whole = files.Leaf, files.TEXT, files.whole
@@ -117,3 +118,10 @@ def _mismatch(manifest: dict) -> str:
                     f"{sum(shard['tokens'] for shard in shards):,} in {records:,} records of {block:,}"
                 )
     return ""
+
+
+def unfinished(folder: pathlib.Path) -> str:
+    """Returns a line if `jaxlm tokenize --without` left a folder unfinished; else ""."""
+    if not (folder / LIST).is_file() or (folder / MANIFEST).is_file():
+        return ""
+    return f"{folder} is unfinished: run the same jaxlm tokenize --without again, or delete it"

@@ -15,13 +15,11 @@ from jaxlm.config import ConfigError
 from jaxlm.corpus import lists
 from jaxlm.data.shards import manifest as manifests
 from jaxlm.data.shards import search, shards
-from jaxlm.data.shards.manifest import PARENT
+from jaxlm.data.shards.manifest import LIST, PARENT
 from jaxlm.data.shards.search import Match
 from jaxlm.data.shards.shards import DataDir
 from jaxlm.host import files
 from jaxlm.host.console import Say, Tell, count
-
-LIST = "without.jsonl"  # in the new directory, from the beginning on
 
 
 def check_new(path: pathlib.Path) -> None:
@@ -78,6 +76,7 @@ def without(data: DataDir, path: pathlib.Path, out: pathlib.Path, held_out: bool
         if held_out:
             manifest.pop(manifests.HELD_OUT, None)  # hashed anew when it is needed
         parent = {"sha256": data.sha256, "without": sum(map(len, gone.values()))}
+        parent["list"] = hashlib.sha256(path.read_bytes()).hexdigest()
         manifests.write(out, manifest | {PARENT: parent})
 
 

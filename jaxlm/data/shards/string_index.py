@@ -8,7 +8,6 @@ sha256 of each, compared when the index is opened. It is written last: a folder 
 import bisect
 import contextlib
 import ctypes
-import importlib.util
 import itertools
 import json
 import os
@@ -24,7 +23,10 @@ from jaxlm.host import files
 from jaxlm.host.console import Tell, say, working
 from jaxlm.host.errors import pip_install
 
-tantivy = importlib.import_module("tantivy") if importlib.util.find_spec("tantivy") else None
+try:
+    import tantivy
+except ImportError:  # the extra `trace` is not installed, or its wheel is another machine's
+    tantivy = None
 
 SHORTEST = 3  # bytes of a string that can be looked up
 _BLOCK, _OVERLAP = 32 << 10, 1 << 10  # bytes; of a longer string the first `_OVERLAP` bytes are looked up
