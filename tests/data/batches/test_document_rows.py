@@ -268,13 +268,13 @@ def test_both_mixtures_count_each_for_its_steps():
     data = types.SimpleNamespace(token_counts=lambda: {"web": 1000, "code": 6400, "best": 320, "unused": 5})
     final = mixture.Final({"web": 1.0, "best": 3.0}, share=0.2, steps=100)
     order = document_rows.Rows(data, {"web": 3.0, "code": 1.0, "unused": 0.0}, 0, seq_len=32, batch_size=4, final=final)
-    assert document_rows.passes(order, 100) == pytest.approx({"web": 7.68 + 0.64, "code": 0.4, "best": 6.0})
-    assert document_rows.passes(order, 80) == pytest.approx({"web": 7.68, "code": 0.4, "best": 0.0})
-    assert document_rows.passes(order, 40) == pytest.approx({"web": 3.84, "code": 0.2, "best": 0.0})
+    assert order.passes(100) == pytest.approx({"web": 7.68 + 0.64, "code": 0.4, "best": 6.0})
+    assert order.passes(80) == pytest.approx({"web": 7.68, "code": 0.4, "best": 0.0})
+    assert order.passes(40) == pytest.approx({"web": 3.84, "code": 0.2, "best": 0.0})
     assert document_rows.mixture_words(order, 100) == "web 0.75, code 0.25 to step 80, then best 0.75, web 0.25"
     assert document_rows.mixture_words(order, 80).endswith("then best 0.75, web 0.25 (this run ends at step 80)")
     # Ten batches that were passed over: 70 steps are left of the first 80 batches, so that 30 draw from the final mixture.
     over = order.passing_over([(11, 20)])
-    assert document_rows.passes(over, 100)["best"] == pytest.approx(9.0)
+    assert over.passes(100)["best"] == pytest.approx(9.0)
     assert "to step 70, then" in document_rows.mixture_words(over, 100)
     assert document_rows.mixture_words(document_rows.Rows(data, {"web": 1.0}, 0, seq_len=32, batch_size=4), 100) == ""
