@@ -1,6 +1,7 @@
 """`jaxlm ladder`: trains small runs of a config's family on its data, and predicts the config's loss from them."""
 
 import argparse
+import dataclasses
 import json
 import math
 import pathlib
@@ -112,8 +113,7 @@ def climb(folder: pathlib.Path, plan: Ladder, climbed: list[Rung], mixture: dict
 def note(run: Ladder, rung: Rung, mixture: dict[str, float]) -> None:
     """Puts the result of a run into its entry of the ladder, if the run is done."""
     if measured := train_in_child.result(rung.config, mixture):
-        run |= {"hours": measured.hours, "loss": measured.loss}
-        run |= {"bits_per_byte": measured.bits_per_byte, "bytes_per_token": measured.bytes_per_token}
+        run |= dataclasses.asdict(measured)
 
 
 def keep(folder: pathlib.Path, plan: Ladder) -> None:
