@@ -26,10 +26,8 @@ def config(args: argparse.Namespace, overrides: Sequence[str]) -> config_dict.Co
                 f"--steps is for --branch=decay; did you mean --config.train.steps? (--steps={args.steps})"
             )
         return None
-    run = config_files.find(args.config) if args.config else None
-    if run is None or run.kind != "run":
-        raise ConfigError(f"--branch={args.branch} needs the folder of a run: jaxlm train RUN --branch=decay --steps=N")
-    return decay(run.path, args.steps, args.checkpoint, overrides)
+    option, usage = f"--branch={args.branch}", "jaxlm train RUN --branch=decay --steps=N"
+    return decay(config_files.run_named(args.config, option, usage), args.steps, args.checkpoint, overrides)
 
 
 def decay(run: pathlib.Path, steps: int, checkpoint: str, overrides: Sequence[str]) -> config_dict.ConfigDict:
