@@ -262,10 +262,9 @@ class Packed(Order):
         return [str(self.train.places[item.number]) for row in planned for item in row if not item.replay]
 
     def _stacked(self, planned: Sequence[Sequence[Item]], source: Coded, ends: bool = True) -> Batch:
-        """Returns the batch of rows of examples. Packs each row alone, so that it holds the examples that the plan says."""
-        groups = ([self._group(item, source, ends) for item in items] for items in planned)
-        packed = [pack_examples.pack(of_row, self.sizes.seq_len, 1)[0] for of_row in groups]
-        batch = {name: np.concatenate([row[name] for row in packed]) for name in packed[0]}
+        """Returns the batch of rows of examples."""
+        rows = [[segment for item in items for segment in self._group(item, source, ends)] for items in planned]
+        batch = pack_examples.pack(rows, self.sizes.seq_len)
         if virtual := coder.virtual_ids(self.data.encoder):  # virtual tokens have no weight, and no row in the head
             batch["targets"][np.isin(batch["targets"], virtual)] = self.data.encoder.eos_id
         return batch | (self._of_pairs(planned, source) if self.pairs else {})
