@@ -6,6 +6,8 @@
 of 80 GB: with 8-bit AdamW and remat=names a step takes 73.5 GB by `jaxlm plan`. With float32 moments it takes 92 GB: one GPU
 of 141 GB, or two of 80 GB by `mesh.fsdp`.
 
+It can be grown from a run of `gpuburnout_2b` (docs/growth.md).
+
 At the 23,736 tokens/s measured on one H100 (8 rows a step: dev/LEADERBOARD.md) the 62.9B tokens take 30.7
 days, $1,988 at $2.70 an hour. It took 64.6 GB, 3.6 more than `jaxlm plan` says of 8 rows: the plan counts attention `cudnn`, on
 Hopper it is `cudnn_packed`. 256 rows a step were not tried: `model.attention=cudnn` if they do not fit. Final loss: not yet

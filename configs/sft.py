@@ -25,7 +25,7 @@ def get_config():
     c.eval.batch_size = 8
     c.eval.max_mb = 0.25  # of the text that its base was trained on
     c.optim.lr = 3e-4
-    c.optim.rows_lr_ratio = 10.0
+    c.optim.rates = ("rows 10",)
     c.optim.warmup_steps = 20
     c.checkpoint.every_steps = 100
     c.sample.prompts = ("What is a neural network?", "Name three colours.", "How do I boil an egg?", "Who are you?")

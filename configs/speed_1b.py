@@ -44,7 +44,7 @@ def get_config():
     # The recipe (docs/recipe.md)
     c.optim.name = "muon"
     c.optim.lr = 0.0
-    c.optim.matrix_lr_ratio = 0.0
+    c.optim.rates = ("layers_.*/kernel 0",)
     c.optim.decay_follows_rate = True
     c.optim.b2 = 0.0
     c.optim.schedule = "linear"

@@ -71,7 +71,7 @@ FLAG_CANDIDATES = (
 # Of the section muon: as in gpuburnout_1b, and as in speed_1b with two rates.
 OPTIMIZERS = {
     "adamw": {"optim.name": "adamw"},
-    "muon": {"optim.name": "muon", "optim.matrix_lr_ratio": 0.5, "optim.decay_follows_rate": True},
+    "muon": {"optim.name": "muon", "optim.rates": ("layers_.*/kernel 0.5",), "optim.decay_follows_rate": True},
 }
 HERE = pathlib.Path(__file__).resolve().parent
 PROGRAM = (sys.executable, str(HERE / "bench_gpu_parts.py"))

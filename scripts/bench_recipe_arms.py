@@ -26,7 +26,7 @@ class Arm:
       base: the arm that it is first compared with.
       keys: the overrides, without `optim.lr`, which is the rule's rate times the run's factor.
       rate: the rule for optim.lr: "rule": the optimizer's own; "reference": lower than that by gpuburnout_1b's ratio;
-        "two": AdamW's, and Muon's for the matrices through optim.matrix_lr_ratio; "": the rate is in `keys`.
+        "two": AdamW's, and Muon's for the matrices through optim.rates; "": the rate is in `keys`.
     """
 
     base: str
@@ -138,12 +138,12 @@ def _keys(run: Run) -> Keys:
     lr, ratio = rates(arm, _config(keys))
     keys["optim.lr"] = float(f"{run.factor * lr:.4g}")
     if ratio != 1:
-        keys["optim.matrix_lr_ratio"] = float(f"{ratio:.4g}")
+        keys["optim.rates"] = (f"layers_.*/kernel {ratio:.4g}",)
     return keys
 
 
 def rates(arm: Arm, config: Config) -> tuple[float, float]:
-    """Returns (optim.lr, optim.matrix_lr_ratio) of an arm, given its config without the two."""
+    """Returns (optim.lr, the matrices' rate over it) of an arm, given its config without the two."""
     if not arm.rate:
         return config.optim.lr, 1.0
     run = rules.of(config)

@@ -24,7 +24,7 @@ def make_config(arm: str, shape: str, overrides: list[str]) -> Config:
         return bench_step.settled(resolve(config_files.load("base", words)))
     keys = {key: value for key, value in arms_lib.ARMS[arm].keys.items() if key != "optim.b2"}  # costs no time
     if arms_lib.ARMS[arm].rate == "two":
-        keys["optim.matrix_lr_ratio"] = 0.5  # any value but 1
+        keys["optim.rates"] = ("layers_.*/kernel 0.5",)  # any value but 1
     words = ["workdir=unused", *arms_lib.words(keys), *overrides]
     return bench_step.settled(resolve(config_files.load(shape, words)))
 

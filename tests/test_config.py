@@ -288,3 +288,33 @@ def test_a_stage_without_its_older_settings_finds_its_older_caches():
     assert spec.key == "debris-f0f754de8625"  # as until 2026-11-28, with nine settings
     with pytest.raises(ConfigError, match=r"^config.prepare.stages.debris.menus is gone: it is True; leave it out$"):
         registry.parse("debris menus=False", {"debris": {}}, "stages")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optim.rates=('embed/.*',)", '"PATTERN TIMES"'),
+        ("optim.rates=('embed/.* -1',)", '"PATTERN TIMES"'),
+        ("optim.rates=('embed/(.* 1',)", "regular expression"),
+        ("optim.rates=('embed/.* 0',)", "0 is by rule, which the line layers_.*/kernel alone can be"),
+        ("optim.rates=('embed/.* 1','embed/.* 2')", "a pattern twice"),
+        ("optim.matrix_lr_ratio=2", "gone: it is the line 'layers_.*/kernel' and its number in config.optim.rates"),
+    ],
+)
+def test_rates_that_say_nothing_are_refused(override, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        resolve(override)
+
+
+def test_a_run_with_the_older_ratios_reads_as_what_they_meant(tmp_path):
+    saved = json.loads(config.to_json(resolve(f"workdir={tmp_path}")))
+    del saved["optim"]["rates"]
+    for ratio, rows, lines in (
+        (0.25, 10.0, ("layers_.*/kernel 0.25", "rows 10.0")),
+        (0.0, 1.0, ("layers_.*/kernel 0.0",)),
+        (1.0, 1.0, ()),
+    ):
+        saved["optim"] |= {"matrix_lr_ratio": ratio, "rows_lr_ratio": rows}
+        (tmp_path / "config.json").write_text(json.dumps(saved))
+        optim = config.resolve(config_files.from_run(tmp_path / "config.json")).optim
+        assert (optim.rates, optim.matrix_lr_ratio) == (lines, ratio)

@@ -23,6 +23,7 @@ from jaxlm.eval import core, results
 from jaxlm.host import files
 from jaxlm.interop import export, hf_config, hf_weights, peft_config
 from jaxlm.plan.ladder import ladder
+from jaxlm.plan.sweep import sweep
 from jaxlm.plan.tune import machines
 from jaxlm.run import ledger, metrics, workdir
 from jaxlm.run.checkpoints import meta, mirror_worker, remote, verify
@@ -54,6 +55,7 @@ READERS = {
     "config.json of a model": (hf_config.is_model, False),
     "adapter_config.json": (peft_config.read, ConfigError),
     "ladder.json": (ladder.read, ConfigError),
+    "sweep.json": (sweep.read, ConfigError),
     "mixture.json": (documents.mixture, ConfigError),
     "rows.jsonl": (lambda f: core.read(str(f)), ConfigError),
     "results.json": (results.read, ConfigError),

@@ -20,6 +20,8 @@ def make(path):
     for number in range(0, 60, 10):
         texts["small"][number] += f" {' '.join(PLANTED)} shared" * (10 - number // 10)
         texts["large"][number] += " shared"
+    for number in range(60):
+        texts["large"][number] += " PersonXs"  # another word
     for number in (1, 2):
         texts["small"][number] += " twofold" * 5
 

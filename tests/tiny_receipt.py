@@ -53,6 +53,8 @@ def make(folder: pathlib.Path, steps=(2, 4, 6)) -> pathlib.Path:
     """Makes a run that saved at these steps, the last two of which are kept, and logged each of them."""
     data = tiny_data.make(folder / "data", {"a": 1.0, "b": 2.0})
     ledger.record_start(folder, config_of(folder), step=0, manifest_sha256=data.sha256, **FACTS)
+    ledger.put(folder, "passed_over", [[90, 91], [95, 95]])
+    ledger.append(folder, "rollbacks", {"steps": [92, 93], "batches": [92, 93], "time": 1.5})
     saver = checkpointer(folder, data.sha256)
     save(folder, saver, *steps)
     saver.close()
@@ -88,12 +90,15 @@ def content(folder: pathlib.Path, data: pathlib.Path | None = None) -> dict:
         streams = [opened.stream(source, split) for source in opened.sources for split in ("train", "val")]
         return [opened.sha256, *(stream.read(0, stream.tokens).tobytes() for stream in streams)]
 
+    def decided(book: dict) -> list:
+        return [book[name] for name in ("receipt", "rollbacks", "passed_over")]
+
     def arrays(step: int) -> dict:
         place = folder / "checkpoints" / str(step)
         return verify.sha256s(place, json.loads((place / "meta/metadata").read_bytes())["digests"])
 
     found = {step: read(lambda step=step: arrays(step)) for step in keep.steps(folder / "checkpoints")}
-    found |= {"chain": read(lambda: json.loads((folder / "run.json").read_bytes())["receipt"])}
+    found |= {"chain": read(lambda: decided(json.loads((folder / "run.json").read_bytes())))}
     found |= {"metrics": read(lambda: metrics.read(folder / "metrics.jsonl")), "rows": read(rows)}
     return found | {"config": (folder / "config.json").read_bytes()}
 
@@ -107,7 +112,10 @@ def places(folder: pathlib.Path, data: pathlib.Path | None = None) -> dict[str, 
     whole = {"data": [*listed, data / shards.MANIFEST], "weights": weights, "config": [folder / "config.json"]}
     found = {kind: [(path, 0, path.stat().st_size) for path in paths] for kind, paths in whole.items()}
     found["metrics"] = [(folder / "metrics.jsonl", 0, covered)]
-    found["chain"] = [(folder / "run.json", book.index(b'"receipt"'), len(book))]
+    found["chain"] = [
+        (folder / "run.json", 0, len(book)),
+        (folder / "run.json", book.index(b'"passed_over"'), len(book)),
+    ]
     return found
 
 

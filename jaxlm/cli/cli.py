@@ -20,7 +20,7 @@ from ml_collections import config_dict
 
 from jaxlm import config as config_lib
 from jaxlm.cli.verbs import GROUPS, TRAINING, VERBS, Verb
-from jaxlm.config import ConfigError, RunError, branch, checks, config_files, milestones, shrink, theirs
+from jaxlm.config import ConfigError, RunError, branch, checks, config_files, milestones, shrink, swept, theirs
 from jaxlm.config import key_help as config_help
 from jaxlm.host import console, files, interrupts
 
@@ -125,6 +125,7 @@ def _run(argv: list[str], script: bool) -> int:
     verb = VERBS[name]
     rest, overrides = _split_overrides(argv[1:])
     asked = _help(rest)
+    overrides, several = swept.split(overrides) if verb.sweeps and not asked else (overrides, {})
     if asked == "screen":
         print(_verb_help(name))
         return 0
@@ -143,6 +144,8 @@ def _run(argv: list[str], script: bool) -> int:
     config = importlib.import_module("jaxlm.run.supervised").adopt() if trains and script else None
     alone = trains and script and not config
     config = config or _resolved(name, args, overrides)
+    if verb.sweeps:
+        _sweep(name, args, overrides, several)
     args.config = args.config or config.workdir
 
     def program() -> int:
@@ -178,6 +181,21 @@ def _resolved(name: str, args: argparse.Namespace, overrides: list[str]) -> conf
     if tasks := _tasks(name, args, config):
         importlib.import_module("jaxlm.eval.task_names").check(tasks)
     return config
+
+
+def _sweep(name: str, args: argparse.Namespace, overrides: list[str], several: dict[str, list[str]]) -> None:
+    """Stores in `args.own` the config's own values of the keys with several, in `args.arms` (values, config) of each arm."""
+
+    def values(config: config_dict.ConfigDict) -> dict[str, str]:
+        return {key: str(swept.value_of(config, key)) for key in several}
+
+    def settled(arm: list[str]) -> config_dict.ConfigDict:
+        return _settled(name, args.config, [*overrides, *arm], lambda line: None)
+
+    configs = list(map(settled, swept.combined(several, args.one_at_a_time)))
+    by_values = {tuple(values(config).values()): config for config in configs}  # the config's own may be listed too
+    args.own = values(settled([]))
+    args.arms = [(values(config), config_lib.resolve(config)) for config in by_values.values()]
 
 
 def _branch(args: argparse.Namespace, overrides: list[str]) -> config_dict.ConfigDict | None:
@@ -303,7 +321,8 @@ def _settled(name: str, word: str | None, overrides: list[str], say: Callable[[s
         config.optim.warmup_steps = steps // 10
         say(f"optim.warmup_steps={steps // 10} in place of {warmup}: a tenth of train.steps={steps}")
     if file and config.origin:
-        importlib.import_module("jaxlm.interop.inherit").take(config, overrides, say)
+        inherit = importlib.import_module("jaxlm.interop.inherit")
+        (inherit.grow if name == "grow" else inherit.take)(config, overrides, say)
     chosen = file and not _workdir(overrides) and config.workdir == config_files.default_workdir(file, config)
     if chosen and verb.makes and (verb.module is None or not config.data.dir):
         say(f"folder: {config.workdir} (another by --config.workdir=DIR)")
@@ -379,8 +398,11 @@ def _parse(name: str, verb: Verb, rest: list[str], workdir: str, needs_all: bool
         parser.add_argument(option, **{k: v for k, v in arguments.items() if k != "key"} | {"required": required})
     args, unknown = parser.parse_known_intermixed_args(rest, argparse.Namespace(target=None))
     unknown = [word for word in getattr(args, "words", ()) if word.startswith("--")] or unknown  # "--promt=50% off"
+    target, step = config_files.at_step(args.target or "")
     if verb.at_step:
-        args.target, args.step = config_files.at_step(args.target or "")
+        args.step = step
+    if verb.at_step or (args.target and not step):
+        args.target = target
     if verb.rest and args.target and (args.config or workdir) and not _is_something(args.target):
         args.target, args.words = None, [args.target, *args.words]  # the run is named already: this is a prompt
     if args.target and "=" in args.target and not os.path.exists(args.target):

@@ -28,6 +28,7 @@ class Verb:
       folder: the module of jaxlm.commands whose `config(args, overrides)` makes a config for a folder of documents; or "".
       models: "also" if the command takes a Hugging Face model's folder besides a run's, "only" if it takes no run; or "".
       takes_data: True if a data directory may stand in place of a config: short for `base` with --config.data.dir.
+      sweeps: True if a key of the config may have several values; the configs that follow are stored in `args.arms`.
       stands_in: an option, and the config used with that option if the command line names none.
     """
 
@@ -46,6 +47,7 @@ class Verb:
     folder: str = ""
     models: Literal["", "also", "only"] = ""
     takes_data: bool = False
+    sweeps: bool = False
     stands_in: tuple[str, str] = ("", "")
 
 
@@ -90,6 +92,12 @@ VERBS = {
         keys=("train", "model", "optim", "data"),
         makes=True,
         resumes="goes on from what is done",
+    ),
+    "grow": Verb(
+        "grow",
+        "make a larger model of config.origin's, the same function at first",
+        keys=("model", "optim", "train", "data"),
+        makes=True,
     ),
     "prepare": Verb(
         "prepare",
@@ -157,6 +165,25 @@ VERBS = {
         keys=("train", "model", "optim", "data"),
         makes=True,
         resumes="goes on with the run that it was at",
+    ),
+    "sweep": Verb(
+        "sweep",
+        "runs with several values of keys, and which differences are noise",
+        {
+            "--seeds": _number("of each value, from config.seed on (default: 3)", 3),
+            "--one-at-a-time": _flag("vary one key at a time (default: all combinations)"),
+            "--usd": _option("begin no run that would pass these dollars", "USD", type=float),
+            "--hours": _option("begin no run that would pass these hours", "H", type=float),
+            "--metric": _text("NAME", "what is compared, of metrics.jsonl (default: val/loss)", "val/loss"),
+            "--highest": _flag("a higher metric is better"),
+            "--plan": _flag("only print the runs, their hours and what they can tell apart"),
+            "--out": _text("SWEEP", "the folder for it all (default: WORKDIR/sweeps/KEYS)", None),
+            **_JSON,
+        },
+        keys=("train", "model", "optim", "data"),
+        makes=True,
+        resumes="goes on with the run that it was at",
+        sweeps=True,
     ),
     "doctor": Verb(
         "doctor",
@@ -250,6 +277,17 @@ VERBS = {
         reads_run=True,
         keys=("eval",),
         models="also",
+    ),
+    "average": Verb(
+        "average",
+        "the average of a run's checkpoints, measured beside them",
+        {
+            "--last": _option("of the last N checkpoints (without a flag: the best of several ways)", "N", type=int),
+            "--steps": _text("A,B,C", "of these checkpoints"),
+            "--ema": _option("their moving average: each takes W of the average before", "W", type=float),
+            **_JSON,
+        },
+        reads_run=True,
     ),
     "audit": Verb(
         "audit",
@@ -351,7 +389,7 @@ VERBS = {
 GROUPS = {
     "data": ("prepare", "tokenize", "audit", "trace"),
     "before you pay": ("plan", "ladder", "tune", "doctor"),
-    "train": ("train", "import"),
-    "measure and compare": ("eval", "junk", "report", "verify", "diff", "compare"),
+    "train": ("train", "import", "grow"),
+    "measure and compare": ("eval", "junk", "average", "sweep", "report", "verify", "diff", "compare"),
     "use": ("sample", "chat", "serve", "arena", "export"),
 }

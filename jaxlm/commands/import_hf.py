@@ -55,11 +55,11 @@ def run(config: Config, args: argparse.Namespace) -> int:
     made = dataclasses.replace(config, workdir=str(out), origin=str(folder.resolve()), data=data)
     open_ = {"train": dataclasses.replace(config.train, microbatch_size=0)}  # derived again when the run is trained
     made = dataclasses.replace(made, **open_, eval=dataclasses.replace(config.eval, batch_size=0))
-    with _becoming(out, hf_weights.size(folder)) as part:
+    with becoming(out, hf_weights.size(folder), "--out") as part:
         saving.save_weights(
             part / "checkpoints", lambda: opened.params(abstract, shardings), redact(dataclasses.asdict(made))
         )
-        together(lambda: _write(made, tokenizer, part, folder), first_only=True)
+        together(lambda: write(made, tokenizer, part, f"imported from {folder.resolve()}"), first_only=True)
     say(
         f"imported {folder}: {tree.count(abstract):,} parameters ({size(4 * tree.count(abstract))} in float32), "
         f"{tokenizer.vocab_size:,} ids, {_opening(tokenizer)} in front of each text ({time.perf_counter() - began:.0f} s)"
@@ -79,16 +79,20 @@ def _opening(tokenizer: coder.Coder) -> str:
 def _check(folder: pathlib.Path, out: pathlib.Path) -> None:
     if out.resolve() == folder.resolve():
         raise ConfigError(f"--out={out} is the model itself: give another folder")
+    check_new(out, "--out")
+
+
+def check_new(out: pathlib.Path, flag: str) -> None:
     if (out / "config.json").exists():
-        raise ConfigError(f"--out={out} holds a run or a model already: give another folder, or delete it")
+        raise ConfigError(f"{flag}={out} holds a run or a model already: give another folder, or delete it")
     if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out={out} is a file: give a folder")
+        raise ConfigError(f"{flag}={out} is a file: give a folder")
     if out.is_dir() and any(out.iterdir()):
-        raise ConfigError(f"--out={out} is not empty: give a new folder")
+        raise ConfigError(f"{flag}={out} is not empty: give a new folder")
 
 
 @contextlib.contextmanager
-def _becoming(out: pathlib.Path, needed: int) -> Iterator[pathlib.Path]:
+def becoming(out: pathlib.Path, needed: int, flag: str) -> Iterator[pathlib.Path]:
     """Yields a new folder next to `out`, if the disk has room; renames it to `out` if the block succeeds, else deletes it."""
     part = out.with_name(f".{out.name}.importing")
 
@@ -96,7 +100,7 @@ def _becoming(out: pathlib.Path, needed: int) -> Iterator[pathlib.Path]:
         shutil.rmtree(part, ignore_errors=True)  # of an import that was killed
         part.mkdir(parents=True)
         if needed > (free := shutil.disk_usage(part).free):
-            raise RunError(f"--out={out} needs about {size(needed)}, and {size(free)} are free there: free some room")
+            raise RunError(f"{flag}={out} needs about {size(needed)}, and {size(free)} are free there: free some room")
 
     try:
         together(begin, first_only=True)
@@ -107,9 +111,10 @@ def _becoming(out: pathlib.Path, needed: int) -> Iterator[pathlib.Path]:
             shutil.rmtree(part, ignore_errors=True)
 
 
-def _write(config: Config, tokenizer: coder.Coder, out: pathlib.Path, folder: pathlib.Path) -> None:
-    """Writes tokenizer, config.json and run.json; config.json makes the folder a run, so it is written last."""
-    coder.write(chat.settled(tokenizer), out / TOKENIZER)
+def write(config: Config, tokenizer: coder.Coder | None, out: pathlib.Path, why: str) -> None:
+    """Writes a tokenizer, config.json and run.json; config.json makes the folder a run, so it is written last."""
+    if tokenizer:
+        coder.write(chat.settled(tokenizer), out / TOKENIZER)
     nothing = {"manifest_sha256": "", "choices": {}, "changed": []}
     ledger.record_start(out, config, step=0, hardware=start.hardware(), **nothing)
-    ledger.end(out, step=0, code=0, why=f"imported from {folder.resolve()}")
+    ledger.end(out, step=0, code=0, why=why)

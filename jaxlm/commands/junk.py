@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import jax
 
 from jaxlm.config import Config
-from jaxlm.data.batches.open import open_mixture
+from jaxlm.data.batches.open import open_mixture, open_order
 from jaxlm.data.shards.manifest import MANIFEST
 from jaxlm.devices.processes import from_first, say, working
 from jaxlm.eval import junk, model, samples
@@ -26,8 +26,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     """Prints the strings, the strongest first; keeps them in RUN/junk/STEP.json, and the texts in STEP.jsonl."""
     model.check_run(config, args.config)
     there, trained = (pathlib.Path(config.data.dir) / MANIFEST).is_file(), config.program == "pretrain"
-    read = config.data if trained else dataclasses.replace(config.data, sources={})  # not the examples that came later
-    taught = open_mixture(read, config.prepare, 0) if there else None
+    taught = (_drawn_from(config) if trained else _of_base(config)) if there else None
     run = model.restore(config, args.checkpoint, peft.READERS)
     say(run.name)
     place = pathlib.Path(config.workdir, "junk", f"{run.step}.jsonl")
@@ -48,6 +47,18 @@ def run(config: Config, args: argparse.Namespace) -> int:
             read = shlex.quote(config.workdir if trained else config.data.dir)
             say(f"next: jaxlm trace {read} --string={rows[0]['string']} --remove=list.jsonl")
     return 0
+
+
+def _drawn_from(config: Config) -> junk.Taught:
+    """Returns the shards, and how many tokens of each source the run draws, by both of its mixtures."""
+    order = open_order(config)
+    tokens, times = order.data.token_counts(), order.passes(config.train.steps)
+    return order.data, {name: tokens[name] * share for name, share in times.items()}
+
+
+def _of_base(config: Config) -> junk.Taught:
+    """Returns the shards in `data.dir`, of a post-trained run's base, with their own mixture."""
+    return open_mixture(dataclasses.replace(config.data, sources={}), config.prepare, 0)
 
 
 def _drawn(run: model.Restored, config: Config, taught: junk.Taught | None, seed: int, count: int) -> Iterator[list]:

@@ -7,20 +7,15 @@ import math
 import pathlib
 import re
 
-import jax
-
 from jaxlm.commands.train import text as pretrain
 from jaxlm.config import Config, ConfigError
-from jaxlm.data.batches import which_data
-from jaxlm.devices import processes
-from jaxlm.host import console, files
-from jaxlm.host.console import hours, say
+from jaxlm.host import files
+from jaxlm.host.console import say
 from jaxlm.plan import settle
 from jaxlm.plan.ladder import ladder, rungs
 from jaxlm.plan.ladder import text as ladder_text
 from jaxlm.plan.ladder.ladder import Asked, Ladder
-from jaxlm.plan.ladder.rungs import Rung
-from jaxlm.run.survive import supervisor, train_in_child
+from jaxlm.run.survive import train_in_child
 
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}
 _LEAST = 3  # sizes, and budgets
@@ -29,14 +24,8 @@ _LEAST = 3  # sizes, and budgets
 def run(config: Config, args: argparse.Namespace) -> int:
     """Trains the missing runs, prints the scaling law and its prediction, and writes all to LADDER/ladder.json."""
     rungs.check(config)
-    supervisor.wanted("on")  # or says that this needs Linux
-    if processes.several(config.distributed):
-        raise ConfigError(
-            "jaxlm ladder trains in one process at a time: start it on one host, without config.distributed"
-        )
     sizes = wanted(args)
-    which_data.check(config, args.config, args.overrides, say)
-    jax.config.update("jax_platforms", "cpu")  # leaves the devices to the runs
+    train_in_child.check(config, args.config, args.overrides, "ladder")
     order = pretrain.data(config)
     config = settle.sized(config, say, order.data.vocab_size)
     if not (args.out or config.workdir):
@@ -52,10 +41,17 @@ def run(config: Config, args: argparse.Namespace) -> int:
     with files.lock(folder, "makes the ladder in", "config.workdir"):
         mixture = dict(order.mixture)
         for run, rung in zip(plan["runs"], climbed, strict=True):
-            note(run, rung, mixture)
+            note(run, rung.config, mixture)
         keep(folder, plan)
         say(ladder_text.runs(plan))
-        code = climb(folder, plan, climbed, mixture)
+
+        def after(run: Ladder, config: Config, why: str) -> None:
+            note(run, config, mixture)
+            if run["kind"] == "rate" and not run["loss"]:  # a rate that is too high is worth knowing
+                run["why"] = why
+            keep(folder, plan)
+
+        code = train_in_child.train_all(plan["runs"], [rung.config for rung in climbed], after)
     if code == 0:
         print(json.dumps(plan) if args.json else ladder_text.found(plan))
         say(f"written to {folder / ladder.FILE}")
@@ -85,34 +81,9 @@ def _numbers(option: str, text: str) -> list[float]:
     return sorted(numbers)
 
 
-def climb(folder: pathlib.Path, plan: Ladder, climbed: list[Rung], mixture: dict[str, float]) -> int:
-    """Trains the missing runs, and writes the ladder after each. Returns the exit code."""
-    for number, (run, rung) in enumerate(zip(plan["runs"], climbed, strict=True), start=1):
-        if run["loss"] or run["why"]:
-            continue
-        what, place = f"run {number} of {len(climbed)}, {rung.name}", pathlib.Path(rung.config.workdir)
-        with console.working(what, end=False, quiet=True):
-            code = train_in_child.train(rung.config)
-        if code == 4:
-            say(f"{what}: interrupted; the same command resumes")
-            return code
-        note(run, rung, mixture)
-        if code == 3 and not run["loss"] and rung.kind == "rate":  # a rate that is too high is worth knowing
-            run["why"] = train_in_child.last_words(place)
-        keep(folder, plan)
-        if not (run["loss"] or run["why"]):
-            output = place / train_in_child.OUTPUT
-            say(f"{what}: ended with code {code}: {train_in_child.last_words(place)} (its output: {output})")
-            return code or 1
-        left = sum(other["planned_hours"] or 0.0 for other in plan["runs"] if not (other["loss"] or other["why"]))
-        came = f"loss {run['loss']:.4f}" if run["loss"] else "it diverged"
-        say(f"{what}: {came}, {hours(run['hours'])}" + (f"; about {hours(left)} left" if left else ""))
-    return 0
-
-
-def note(run: Ladder, rung: Rung, mixture: dict[str, float]) -> None:
+def note(run: Ladder, config: Config, mixture: dict[str, float]) -> None:
     """Puts the result of a run into its entry of the ladder, if the run is done."""
-    if measured := train_in_child.result(rung.config, mixture):
+    if measured := train_in_child.result(config, mixture):
         run |= dataclasses.asdict(measured)
 
 

@@ -45,6 +45,21 @@ def _several(folders: list[pathlib.Path], args: argparse.Namespace) -> int:
     """Writes a page with the curves of several runs over each other, what came of each, and what differs."""
     for folder in folders:
         _check(folder)
+    summaries, differing, texts = gather(folders)
+    if args.json:
+        print(json.dumps({"runs": summaries, "differing": differing, "held_out": texts}))
+        return 0
+    short = [name.replace("/", "-") for name in summaries]
+    page = pathlib.Path(
+        args.out or f"report-{'-'.join(short[:_NAMED])}{f'-and-{len(short) - _NAMED}' * (len(short) > _NAMED)}.html"
+    )
+    runs_page.write(page, summaries, differing, texts)
+    say(f"open {page}")
+    return 0
+
+
+def gather(folders: list[pathlib.Path]) -> tuple[dict[str, dict], list[dict], dict[str, list[str]]]:
+    """Returns the summaries, the differing inputs and the held-out texts of several runs, as `runs_page.write` takes them."""
     names = _names(folders)
     summaries = {name: outlook.gather(folder) for name, folder in zip(names, folders, strict=True)}
     groups: dict[str, list[str]] = {}
@@ -53,17 +68,7 @@ def _several(folders: list[pathlib.Path], args: argparse.Namespace) -> int:
     unknown = groups.pop(_UNKNOWN, []) if len(groups) > 1 else []
     texts = {f"held-out loss{f', text of {runs[0]}' * (len(groups) > 1)}": runs for runs in groups.values()}
     texts |= {"held-out loss, text unknown": unknown} if unknown else {}
-    differing = differences.of_runs(folders)
-    if args.json:
-        print(json.dumps({"runs": summaries, "differing": differing, "held_out": texts}))
-        return 0
-    short = [name.replace("/", "-") for name in names]
-    page = pathlib.Path(
-        args.out or f"report-{'-'.join(short[:_NAMED])}{f'-and-{len(short) - _NAMED}' * (len(short) > _NAMED)}.html"
-    )
-    runs_page.write(page, summaries, differing, texts)
-    say(f"open {page}")
-    return 0
+    return summaries, differences.of_runs(folders), texts
 
 
 def _names(folders: list[pathlib.Path]) -> list[str]:

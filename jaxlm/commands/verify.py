@@ -53,24 +53,30 @@ def run(config: Config, args: argparse.Namespace) -> int:
         print("no replay: its data is gone or changed")
         return 3
     # A checkpoint without a link was saved right before a kill, or a rollback undid it.
-    begins = {0, *(step for step in keep.steps(checkpoints) if faults.get(step) == "" and (step in links or not links))}
+    first = (
+        (book["starts"] or [{}])[0].get("step", 0) if config.origin_state else 0
+    )  # a branch begins with its origin's
+    begins = {first, *(n for n in keep.steps(checkpoints) if faults.get(n) == "" and (n in links or not links))}
     logged = () if args.until_digest else metrics.read(folder / "metrics.jsonl", book["rollbacks"])
     ends, steps = {*begins, *links, *logged}, 1 if args.until_digest else args.steps or _STEPS
-    if not (last := max(ends)):
+    if (last := max(ends)) <= first:
         raise ConfigError(f"{folder} has {'saved' if args.until_digest else 'logged'} no step yet")
-    begin = max(step for step in begins if step <= max(last - steps, 0))
+    begin = max(step for step in begins if step <= max(last - steps, first))
     until = min(step for step in ends if step >= min(begin + steps, last))  # so that something is recorded of its end
     whole, (until, keys) = until, _as_it_was(folder, book["starts"], begin, until)
     print(_price(config, begin, until) + f"; at step {until} the config was changed" * (until < whole))
     keys += [*_KEYS, f"data.dir={config.data.dir}", f"stop.steps={until}"]
-    keys += [f"checkpoint.every_steps={math.gcd(*(step for step in links if begin < step <= until))}"]
+    recorded = [step for step in links if begin < step <= until]
+    every = math.gcd(*recorded)  # no more saves than twice what is recorded: else the last state alone is compared
+    keys += [f"checkpoint.every_steps={every if every * 2 * len(recorded) >= until - begin else 0}"]
     with tempfile.TemporaryDirectory(prefix="jaxlm-verify-") as place:
-        again = config_lib.resolve(config_files.of_run(folder, [*keys, f"workdir={place}", *args.overrides]))
+        again = config_lib.resolve(config_files.of_run(folder, [*keys, *args.overrides, f"workdir={place}"]))
         if why := _trained(folder, book, begin, until, again):
             print(f"no replay: {why}".replace(place, str(folder)))
             return 3 if wrong else 1
         results = [*_compared(folder, book, pathlib.Path(place), begin, until)]
-    words = f"steps {begin + 1} to {until}{' (all of them)' * ((begin, until) == (0, last))}"
+    everything = (begin, until) == (0, last) and not config.origin_state
+    words = f"steps {begin + 1} to {until}{' (all of them)' * everything}"
     same = [same for same, _ in results]
     verdict = "do not repeat" if False in same else "repeat" if True in same else "can't be judged on this machine"
     for line in (*(line for _, line in results), f"{words} {verdict}"):
@@ -96,7 +102,9 @@ def _price(config: Config, begin: int, until: int) -> str:
     seconds = (until - begin) * config.train.batch_size * config.train.seq_len / speed
     cost = f", {console.dollars(seconds / 3600 * config.hardware.usd_per_hour)}" * bool(config.hardware.usd_per_hour)
     price = f"{console.duration(seconds)}{cost} at the run's own speed" if seconds > 0 else "a time unknown as yet"
-    where = f"checkpoint {begin}" if begin else "its beginning"
+    where = (
+        f"checkpoint {begin}" if pathlib.Path(config.workdir, "checkpoints", str(begin)).is_dir() else "its beginning"
+    )
     return f"replaying steps {begin + 1} to {until} from {where}: {until - begin} steps, {price}, and a start"
 
 
@@ -108,7 +116,7 @@ def _trained(folder: pathlib.Path, book: dict, begin: int, until: int, config: C
     # A reference's words on pairs, documents to leave out.
     for path in (*folder.glob("*.npz"), *folder.glob("without.jsonl")):
         shutil.copy(path, place)
-    if begin or keep.imported(folder / "checkpoints"):
+    if (begin and (folder / f"checkpoints/{begin}").is_dir()) or keep.imported(folder / "checkpoints"):
         saved = pathlib.Path("checkpoints", str(begin))  # links to its files: what is written beside them stays here
         shutil.copytree(folder.resolve() / saved, place / saved, copy_function=os.symlink)
     with console.working("replaying", end=False, quiet=True):
@@ -135,7 +143,7 @@ def _compared(folder: pathlib.Path, book: dict, place: pathlib.Path, begin: int,
     for step in (step for step in links if begin < step <= until):
         new, old, begun = (at / f"checkpoints/{n}" for at, n in ((place, step), (folder, step), (folder, begin)))
         if step not in replayed:
-            yield None, f"step {step}: not compared, since the save before it was not done yet"
+            yield None, f"step {step}: the state was not compared, since the replay did not save it"
         elif replayed[step]["state"] == links[step]["state"]:
             yield True, f"step {step}: all arrays are equal to the bit"
         elif all(path.is_dir() for path in (new, old, begun)):

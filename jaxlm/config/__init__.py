@@ -12,6 +12,9 @@ from jaxlm.config.resolve import resolve, to_json, with_keys
 from jaxlm.config.schema import (
     BY_RULE,
     CHAT_TOKENS,
+    GROWS,
+    MATRICES,
+    ROWS,
     CheckpointConfig,
     Config,
     DistributedConfig,

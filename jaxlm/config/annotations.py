@@ -88,6 +88,8 @@ def _regular_expression_problem(value: str) -> str:
 
 REGULAR_EXPRESSION = Limit("a regular expression", _regular_expression_problem)
 
+_TIMES = written(r".*\S [0-9]*\.?[0-9]+(e[-+]?[0-9]+)?\^?", '"PATTERN TIMES", such as "embed/.* 0.5"')
+Rate = Annotated[str, _TIMES, REGULAR_EXPRESSION]
 Pattern = Annotated[str, REGULAR_EXPRESSION]
 Count = Annotated[int, at_least(0, most=LARGEST)]
 Size = Annotated[int, at_least(1, most=LARGEST)]

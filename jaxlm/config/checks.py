@@ -10,6 +10,8 @@ from jaxlm.config.corpora import DataConfig, PrepareConfig
 from jaxlm.config.posttraining import AdapterConfig, DpoConfig
 from jaxlm.config.schema import (
     BY_RULE,
+    GROWS,
+    MATRICES,
     CheckpointConfig,
     Config,
     ModelConfig,
@@ -109,9 +111,16 @@ def _of_training(t: TrainConfig, o: OptimConfig) -> Iterator[str]:
 
 
 def _of_rules(program: str, o: OptimConfig) -> Iterator[str]:
-    for key in BY_RULE if program != "pretrain" else ():
-        if not getattr(o, key):
+    for value, key in BY_RULE.items() if program != "pretrain" else ():
+        if not getattr(o, value):
             yield f"optim.{key}=0 is by the rule for pretraining, and there is none for {program}: give config.optim.{key}"
+    if len(o.grown_from) not in (0, len(GROWS)):
+        yield f"optim.grown_from={o.grown_from}: leave it to jaxlm grow, which writes ({', '.join(GROWS)})"
+    if len(o.times) < len(o.rates):
+        yield f"config.optim.rates={o.rates!r} has a pattern twice"
+    for pattern, times in o.times.items():
+        if not float(times.rstrip("^")) and pattern != MATRICES:
+            yield f"config.optim.rates: 0 is by rule, which the line {MATRICES} alone can be: give {pattern} a number above 0"
 
 
 def _of_data(d: DataConfig, p: PrepareConfig) -> Iterator[str]:

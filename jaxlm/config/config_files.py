@@ -19,6 +19,7 @@ from jaxlm.host import files
 CONFIG_PACKAGE = pathlib.Path(__file__).parents[1] / "configs"
 TOKENIZER = "tokenizer"  # the tokenizer's folder in an imported run, which has no data
 _CONFIG_FOLDERS = ("configs", "data")  # the folders in names of shipped configs
+AVERAGE = "average"  # in a run's folder: the run that `jaxlm average` makes of its checkpoints
 _NAMED = "data.final.weights."  # an override may add a key to this section: the name of a source
 _NO_CONFIGS = ("base", "presets", "__init__")
 
@@ -71,8 +72,13 @@ def run_named(word: str | None, option: str, usage: str) -> pathlib.Path:
 
 
 def at_step(word: str) -> tuple[str, str]:
-    """Returns (the folder, the checkpoint) that RUN@STEP names: a step, latest or best; "" if the word names none."""
+    """Returns (the folder, the checkpoint) that RUN@STEP names: a step, latest or best; "" if the word names none.
+
+    RUN@average is the run in RUN/average, which `jaxlm average` makes.
+    """
     folder, at, step = word.rpartition("@")
+    if at and folder and step == AVERAGE and not files.expanded(word).exists():
+        return f"{folder}/{AVERAGE}", ""
     named = at and folder and (files.is_step(step) or step in ("latest", "best"))
     return (folder, step) if named and not files.expanded(word).exists() else (word, "")
 

@@ -17,7 +17,7 @@ from ml_collections import config_dict
 from jaxlm.config.corpora import PrepareConfig
 from jaxlm.config.posttraining import DpoConfig
 from jaxlm.config.prepare_stages import PiiSettings
-from jaxlm.config.schema import Config, EvalConfig
+from jaxlm.config.schema import MATRICES, ROWS, Config, EvalConfig
 from jaxlm.host.errors import ConfigError
 
 GONE = {"dpo.loss": ("hinge", "sigmoid_norm", "apo_zero")}  # their runs can be read, but not trained further
@@ -25,6 +25,8 @@ _BATCHES = "eval.max_batches"
 _LIMITS = ("eval.max_mb", "eval.max_examples")
 # Removed keys -> what holds instead. No result depends on them, so readers of stored configs drop them.
 _GONE = {
+    "optim.matrix_lr_ratio": f"it is the line {MATRICES!r} and its number in config.optim.rates",
+    "optim.rows_lr_ratio": f"it is the line {ROWS!r} and its number in config.optim.rates",
     "checkpoint.verify": "each checkpoint is read back from disk, and compared",
     "checkpoint.mirror_weights_only": "a mirror holds whole checkpoints",
     "prepare.examples": "20 removed documents are shown for each source, stage and reason",
@@ -184,6 +186,8 @@ def _owner(config: object, name: str) -> tuple[object, str]:
 def known(config: dict[str, typing.Any]) -> dict[str, typing.Any]:
     """Returns the content of a run's config.json without removed keys, and without removed stages at their defaults."""
     today = copy.deepcopy(config)
+    if isinstance(optim := today.get("optim"), dict):
+        today["optim"] = with_rates(optim)
     for name in _INSTEAD:
         section, key = _owner(today, name)
         if isinstance(section, dict):
@@ -191,6 +195,14 @@ def known(config: dict[str, typing.Any]) -> dict[str, typing.Any]:
     if isinstance(prepare := today.get("prepare"), dict) and isinstance(prepare.get("stages"), dict):
         prepare["stages"] = {name: keys for name, keys in prepare["stages"].items() if keys != STAGES.get(name)}
     return today
+
+
+def with_rates(optim: Mapping[str, typing.Any], prefix: str = "") -> dict[str, typing.Any]:
+    """Returns keys of `optim` with `rates` in place of the older ratios; `prefix` begins the name of each key."""
+    ratios = {MATRICES: f"{prefix}matrix_lr_ratio", ROWS: f"{prefix}rows_lr_ratio"}
+    lines = [f"{pattern} {optim[key]!r}" for pattern, key in ratios.items() if optim.get(key, 1) != 1]
+    kept = {key: value for key, value in optim.items() if key not in ratios.values()}
+    return kept | ({f"{prefix}rates": type(kept.get(f"{prefix}rates", []))(lines)} if len(kept) < len(optim) else {})
 
 
 def check_goes_on(saved: dict[str, typing.Any]) -> None:

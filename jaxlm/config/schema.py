@@ -15,6 +15,7 @@ from jaxlm.config.annotations import (
     NotNegative,
     Pattern,
     Positive,
+    Rate,
     Share,
     Size,
     Steps,
@@ -107,7 +108,17 @@ class LossConfig:
     tile_tokens: Count = key(2048, "tokens per tile of the cross-entropy, so that all logits never exist; 0 = plain")
 
 
-BY_RULE = ("lr", "matrix_lr_ratio", "b2")  # keys of `optim` that are 0 where a rule is to say them
+# What a rule says where it is 0 -> its key of `optim`. The matrices' ratio is in the line of MATRICES.
+BY_RULE = {"lr": "lr", "matrix_lr_ratio": "rates", "b2": "b2"}
+GROWS = (
+    "n_layers",
+    "d_model",
+    "n_heads",
+    "n_kv_heads",
+    "d_ff",
+    "vocab_size",
+)  # keys of `model`: what `jaxlm grow` changes
+MATRICES, ROWS = "layers_.*/kernel", "rows"  # patterns of `optim.rates` with a meaning of their own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,9 +135,13 @@ class OptimConfig:
     )
     offload: bool = key(False, "the optimizer's state lives in host memory and visits the device at each update")
     lr: NotNegative = key(1e-3, "peak learning rate; 0 = by rule, from parameters, tokens and batch (pretraining)")
-    matrix_lr_ratio: NotNegative = key(1.0, "times lr: the rate of the layers' matrices; 0 = by rule (muon)")
-    rows_lr_ratio: Positive = key(
-        1.0, "times lr: the rate of the rows of adapter.rows where all parameters are fine-tuned"
+    rates: tuple[Rate, ...] = key(
+        (),
+        '"PATTERN TIMES", ...: these parameters learn at so many times lr (full match of their path, the first counts)',
+    )
+    grown_from: tuple[Count, ...] = key(
+        (),
+        "by jaxlm grow: the older model's layers, width, heads, kv heads, d_ff, ids; what is new is new/... in `rates`",
     )
     schedule: Literal["cosine", "wsd", "linear", "constant"] = key(
         "cosine", "of the learning rate after its linear warm-up; wsd = warm-up, stable, decay"
@@ -160,6 +175,20 @@ class OptimConfig:
         "those that do not; each must be in exactly one list",
     )
     clip_norm: NotNegative = key(1.0, "of the global gradient norm; 0 = off")
+
+    @property
+    def times(self) -> dict[str, str]:
+        """Returns pattern -> multiplier of the lines of `rates`: "0.5", or by layer "0.9^"."""
+        return {pattern: times for pattern, _, times in (line.rpartition(" ") for line in self.rates)}
+
+    @property
+    def matrix_lr_ratio(self) -> float:
+        """Returns the multiplier of the layers' matrices; 0 = by rule, 1 if `rates` has no line of MATRICES."""
+        return float(self.times.get(MATRICES, 1))
+
+    def with_matrices(self, ratio: float) -> tuple[str, ...]:
+        """Returns `rates` with another multiplier in the line of MATRICES; unchanged if there is no such line."""
+        return tuple(f"{MATRICES} {ratio!r}" if line.startswith(f"{MATRICES} ") else line for line in self.rates)
 
 
 @dataclasses.dataclass(frozen=True)

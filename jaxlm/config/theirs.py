@@ -60,7 +60,7 @@ train.max_nonfinite_steps: logging_nan_inf_filter
 loss.z_loss: z_loss_weight
 optim.name: optim optimizer optim.type
 optim.lr: learning_rate max_lr base_lr peak_lr matrix_lr
-optim.rows_lr_ratio: embedding_lr unembedding_lr embedding_learning_rate
+optim.rates: embedding_lr unembedding_lr embedding_learning_rate
 optim.schedule: lr_scheduler_type lr_scheduler decay_type lr_decay_style
 optim.warmup_steps: lr_warmup_steps warmup_iters
 optim.warmup_steps (steps, not a share): warmup_ratio lr_warmup_fraction

@@ -61,32 +61,37 @@ def make(
     *,
     seq_len: int,
     tile: int,
+    halves: bool = False,
 ) -> Evaluator:
     """Returns a function `variables -> metrics`: `val/<source>/loss` (nats a token), `val/<source>/bits_per_byte`, `val/loss`.
 
     `val/loss` is the mean of the sources' losses, weighted as in the mixture, so that it can be compared with the
     training loss. Every call uses the same text: the first `eval.max_mb` of each source's held-out text. A batch has
-    `eval.batch_size` rows, rounded up to the mesh.
+    `eval.batch_size` rows, rounded up to the mesh. `halves` adds `val/even` and `val/odd`, the losses of every other row.
     """
-    nll_of = jax.jit(summed_nll(model, tile, sum_axis(config)), out_shardings=sharding.replicated(mesh))
+    axis, kinds = sum_axis(config), {"loss": slice(None)}
+    kinds |= {"even": slice(0, None, 2), "odd": slice(1, None, 2)} if halves else {}
+    nll_of = jax.jit(summed_nll(model, tile, axis), out_shardings=sharding.replicated(mesh))
     size = sharding.padded_rows(mesh, config.batch_size)
     targets = {source: count_targets(data, source, config, seq_len) for source in mixture}
     total = sum(-(-count // (size * seq_len)) for count in targets.values())
 
     def evaluate_source(variables: Variables, source: str, done: Callable[[], None]) -> dict[str, float]:
-        sums, tokens, n_bytes = [], 0, 0
+        sums, tokens, n_bytes = [], [], 0
         sizes = {"seq_len": seq_len, "batch_size": size, "targets": targets[source]}
         for held_out in validation_rows(data, source, **sizes):
             sums.append(nll_of(variables, _placed(held_out.batch, mesh)))
-            tokens += held_out.target_tokens
+            tokens.append(held_out.batch["weights"].sum(axis=axis, dtype=np.float64))
             n_bytes += held_out.target_bytes
             if len(sums) > _AHEAD:
                 sums[-1 - _AHEAD].block_until_ready()
             done()
-        if not tokens:
+        if not sums:
             return {}
-        nll = float(np.sum(jax.device_get(sums), dtype=np.float64))
-        return {"loss": nll / tokens, "bits_per_byte": nll / math.log(2) / max(n_bytes, 1)}
+        nll_R, tokens_R = np.ravel(jax.device_get(sums)), np.ravel(tokens)
+        nll = {kind: float(np.sum(nll_R[rows], dtype=np.float64)) for kind, rows in kinds.items()}
+        each = {kind: nll[kind] / max(1.0, float(tokens_R[rows].sum())) for kind, rows in kinds.items()}
+        return each | {"bits_per_byte": nll["loss"] / math.log(2) / max(n_bytes, 1)}
 
     def evaluate(variables: Variables) -> dict[str, float]:
         done = itertools.count(1 - _AHEAD)
@@ -96,8 +101,8 @@ def make(
         losses = {source: of_source for source, of_source in losses.items() if of_source}
         metrics = {f"val/{source}/{name}": x for source, of_source in losses.items() for name, x in of_source.items()}
         weight = sum(mixture[source] for source in losses)
-        if weight:
-            metrics["val/loss"] = sum(mixture[s] * of_source["loss"] for s, of_source in losses.items()) / weight
+        for kind in kinds if weight else ():
+            metrics[f"val/{kind}"] = sum(mixture[s] * of_source[kind] for s, of_source in losses.items()) / weight
         return metrics
 
     return evaluate

@@ -17,6 +17,7 @@ from jaxlm.data.shards import search
 from jaxlm.data.shards.shards import DataDir
 from jaxlm.devices.processes import working
 from jaxlm.host import files
+from jaxlm.host.console import Tell
 
 _words = re.compile(r"\w{3,}").findall  # phrases too were tried: they named the same junk many times over
 _FEWEST = 3  # prompts whose texts hold a word, and documents that hold it
@@ -57,6 +58,17 @@ def texts_with(texts: Sequence[Mapping[str, str]]) -> dict[str, int]:
     return {word: len(where) for word, where in prompts_of.items() if len(where) >= _FEWEST}
 
 
+def _holders(data: DataDir, words: Mapping[str, int], tell: Tell) -> Iterator[tuple[str, str, dict[str, int]]]:
+    """Yields (source, id, word -> times) of the training documents that hold any of the words."""
+    decode, done = data.decoder(), 0
+    for source in data.sources:
+        for each, ids_N in search.each_document(data, source, "train"):
+            text = decode(ids_N)[0].decode("utf-8", "replace")
+            if held := collections.Counter(word for word in _words(text) if word in words):
+                yield source, each.doc_id, held
+            tell(done := done + len(ids_N))
+
+
 def ranked(texts: Mapping[str, int], taught: Taught | None) -> list[dict]:
     """Returns a row for each attractor, best first: by texts, and by its source's share of it.
 
@@ -70,7 +82,7 @@ def ranked(texts: Mapping[str, int], taught: Taught | None) -> list[dict]:
     tokens, whole = data.token_counts(), sum(weights.values())
     times, held_by = collections.Counter(), collections.defaultdict(list)
     with working("searching the training text", sum(tokens.values()), "tokens") as tell:
-        for source, doc_id, held in search.holders(data, texts, tell):
+        for source, doc_id, held in _holders(data, texts, tell):
             for string, count in held.items():
                 times[string, source] += count
                 if 0 < weights.get(source, 0) < _SMALL * whole:

@@ -183,6 +183,30 @@ def json_there(path: pathlib.Path) -> dict:
         return {}
 
 
+def kept(path: pathlib.Path, version: int, check: Callable[[dict], str], redo: str) -> dict | None:
+    """Returns the object that a command keeps in a file; None without the file. Raises ConfigError if it can't be used.
+
+    Args:
+      check: returns what is wrong with an object, "" if nothing is; may raise an error of MANGLED.
+      redo: what deleting the file loses, for the message.
+    """
+    try:
+        content = json_of(path.read_bytes())
+        if content["version"] != version:
+            raise ConfigError(f"{path} is of version {content['version']}, this jaxlm writes {version}: delete it")
+        if wrong := check(content):
+            raise ValueError(wrong)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}; name another folder") from error
+    except ConfigError:
+        raise
+    except MANGLED as error:
+        raise ConfigError(f"{path} is damaged: delete it; {redo}") from error
+    return content
+
+
 def json_lines(path: pathlib.Path) -> list[dict]:
     """Returns the objects of a file of JSON lines. Leaves out lines that are no objects; [] if the file can't be read."""
     objects = []

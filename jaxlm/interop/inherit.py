@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from ml_collections import config_dict
 
-from jaxlm.config import CHAT_TOKENS, ConfigError, config_files
+from jaxlm.config import CHAT_TOKENS, GROWS, ConfigError, config_files
 from jaxlm.data.chats import chat
 from jaxlm.data.shards.manifest import MANIFEST
 from jaxlm.data.tokenizer import coder
@@ -62,6 +62,49 @@ def take(config: config_dict.ConfigDict, overrides: Sequence[str], say: Callable
         f"model and tokenizer of {config.origin}: {m.family}, {m.n_layers} layers of d {m.d_model}, {m.vocab_size:,} ids; the "
         "config's own are ignored"
     )
+
+
+def grow(config: config_dict.ConfigDict, overrides: Sequence[str], say: Callable[[str], None]) -> None:
+    """Gives `config` all that a larger model of `config.origin`'s function must have of it: for `jaxlm grow`.
+
+    Raises ConfigError if the config's model is smaller somewhere, or can't have the same function.
+    """
+    folder, typed = _folder(config), _typed(overrides)
+    keys, _, _ = _keys(folder)
+    model, old = config.model, {key: keys[key] for key in GROWS}
+    new = {key: model[key] or old[key] for key in GROWS} | {"n_kv_heads": model.n_kv_heads or model.n_heads}
+    for key in GROWS:
+        if new[key] < old[key]:
+            raise ConfigError(
+                f"model.{key}={new[key]} is smaller than the {old[key]} of {config.origin}: nothing shrinks"
+            )
+    if config.origin_state:
+        raise ConfigError("grow takes the weights alone, and its optimizer begins empty: leave config.origin_state out")
+    if config.phases.shrink or new == old:
+        raise ConfigError(
+            f"the config's model is as large as that of {config.origin}: raise one of model.{', '.join(GROWS)}"
+        )
+    if new["n_heads"] * old["n_kv_heads"] != old["n_heads"] * new["n_kv_heads"]:
+        raise ConfigError(
+            f"model.n_heads={new['n_heads']} for n_kv_heads={new['n_kv_heads']}: a key-value head must serve as many query "
+            f"heads as in {config.origin}, {old['n_heads'] // old['n_kv_heads']}"
+        )
+    if keys["family"] == "gpt2" and new["d_model"] > old["d_model"]:
+        raise ConfigError(
+            f"model.d_model={new['d_model']}: gpt2's norm subtracts a mean, so its width stays {old['d_model']}"
+        )
+    keys["norm_eps"] *= old["d_model"] / new["d_model"]
+    _set_model(config, keys | new, typed - {*(f"model.{key}" for key in GROWS)}, ends=keys["family"] == "gpt2")
+    config.optim.grown_from = tuple(old.values())
+    saved = config_files.from_run(folder / "config.json") if not hf_config.is_model(folder) else None
+    if saved and saved.program == "pretrain" and not (config.data.dir or any(key.startswith("data.") for key in typed)):
+        config.data, config.prepare = saved.data, saved.prepare
+        config.data.dir = saved.data.dir or str(folder / "data")
+        say(f"data: that of {config.origin}, in {config.data.dir}")
+    own = config.data.tokenizer
+    _set_tokenizer(config, folder if saved is None else _tokenizer_of_run(folder), typed)
+    if _sha256_of(pathlib.Path(config.data.dir or pathlib.Path(config.workdir) / "data")):
+        config.data.tokenizer = own  # the data has been made with that of the origin
 
 
 def of_model(word: str, overrides: Sequence[str]) -> config_dict.ConfigDict:

@@ -14,7 +14,7 @@ import math
 import typing
 from collections.abc import Callable, Iterator
 
-from jaxlm.config import Config, ConfigError, OptimConfig
+from jaxlm.config import BY_RULE, Config, ConfigError, OptimConfig
 from jaxlm.host.console import Say, human
 from jaxlm.plan.flops import params_by_component
 
@@ -165,9 +165,10 @@ def by_rule(config: Config, say: Say, begun: dict[str, float] | None = None) -> 
         return config
     if begun:
         values = {key: begun[key] for key in left}
-        say("by rule, as this run began: " + ", ".join(f"optim.{key} {value:.4g}" for key, value in values.items()))
-        return dataclasses.replace(config, optim=dataclasses.replace(o, **values))
-    if config.origin and (unruled := [key for key in left if key != "b2"]):
+        said = (f"optim.{BY_RULE[key]} {value:.4g}" for key, value in values.items())
+        say(f"by rule, as this run began: {', '.join(said)}")
+        return dataclasses.replace(config, optim=_filled(o, values))
+    if config.origin and (unruled := [BY_RULE[key] for key in left if key != "b2"]):
         raise ConfigError(
             f"optim.{unruled[0]}=0 is the rule for new weights, but this model begins with those of "
             f"{config.origin}: give config.optim.{unruled[0]}"
@@ -177,14 +178,19 @@ def by_rule(config: Config, say: Say, begun: dict[str, float] | None = None) -> 
     for key, rule in rules.items():
         best, low, high = (f"{rounded(key, number):g}" for number in (rule.value, rule.low, rule.high))
         published = f"; published: {low} to {high}" if low != high else ""
-        say(f"by rule: optim.{key} {best} ({rule.source}{published})")
+        say(f"by rule: optim.{BY_RULE[key]} {best} ({rule.source}{published})")
     if run.params < FITTED_FROM and any(key != "b2" and rule is not ONE_RATE for key, rule in rules.items()):
         say(
             f"by rule: rates were fitted from about {human(FITTED_FROM)} parameters on, and this model has {human(run.params)} "
             "without embeddings: try half and a quarter too (docs/recipe.md)"
         )
     values = {key: rounded(key, rule.value) for key, rule in rules.items()}
-    return dataclasses.replace(config, optim=dataclasses.replace(o, **values))
+    return dataclasses.replace(config, optim=_filled(o, values))
+
+
+def _filled(o: OptimConfig, values: dict[str, float]) -> OptimConfig:
+    keys = {BY_RULE[key]: o.with_matrices(x) if key == "matrix_lr_ratio" else x for key, x in values.items()}
+    return dataclasses.replace(o, **keys)
 
 
 def _rules(o: OptimConfig) -> dict[str, Callable[[Run], Rule]]:
@@ -257,6 +263,29 @@ def stand(params: float, tokens: float, vocab_size: int) -> dict[str, typing.Any
         "loss_by_law": losses if known else {},
         **dict(zip(("loss", "low", "high"), (mean, *span) if known else (None,) * 3, strict=True)),
     }
+
+
+def growth_pays_from(small: float, large: float, tokens: float) -> float:
+    """Returns the tokens on which a model of `small` parameters must have been trained, so that to grow it pays, by the laws.
+
+    Growth pays if `tokens` more on `large` parameters end lower than the same FLOPs on the small model. The large model is
+    taken to begin at the small one's loss, as far as tokens of its own would have brought it.
+    """
+
+    def gain(begun: float) -> float:
+        """Returns the mean over the laws of how much lower the larger model ends."""
+        gains = []
+        for law in LAWS:
+            left = law.loss(small, begun) - law.e - law.a / large**law.alpha
+            ahead = (law.b / left) ** (1 / law.beta)
+            gains.append(law.loss(small, begun + tokens * large / small) - law.loss(large, ahead + tokens))
+        return sum(gains) / len(gains)
+
+    low, high = math.log(small * 1e-3), math.log(small * 1e6)
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if gain(math.exp(middle)) > 0 else (middle, high)
+    return math.exp(high)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -353,7 +382,7 @@ def _rates(o: OptimConfig, run: Run, rules: dict[str, Rule]) -> Iterator[Departu
         tokens = f", {share:.0%} of the tokens" if share >= 0.005 else ""  # of a run of few tokens
         cost = f"about {nats:.3f} nats{tokens}{'; it may diverge' if high else ''}"
         whence = "the sweep at 1.2B of arXiv:2509.02046"
-        yield Departure(f"optim.{key}", values[key], rules[key], why, cost, whence, nats, (share, share), high)
+        yield Departure(f"optim.{BY_RULE[key]}", values[key], rules[key], why, cost, whence, nats, (share, share), high)
     lr = rules["lr"]
     if two and o.lr and key != "lr" and _off(o.lr, lr.value) > FACTOR:
         why = f"{_off(o.lr, lr.value):.2g} times too {'high' if o.lr > lr.value else 'low'} for embeddings, head and norms"

@@ -87,7 +87,8 @@ def rates_so_far(folder: pathlib.Path, config: Config) -> dict[str, float] | Non
     begun = workdir.has_checkpoints(folder)
     home = folder if begun else files.expanded(config.origin)
     saved = workdir.saved_config(home) if begun or config.origin_state else None
-    return {key: saved.optim[key] for key in BY_RULE} if saved else None
+    optim = OptimConfig(**saved.optim) if saved else None
+    return optim and {key: getattr(optim, key) for key in BY_RULE}
 
 
 def _older_batches(folder: pathlib.Path) -> list[int]:

@@ -6,11 +6,12 @@ import typing
 from collections.abc import Sequence
 
 from jaxlm.config import Config, MeshConfig, with_keys
-from jaxlm.plan import accelerators, fit, flops, rules
+from jaxlm.plan import accelerators, fit, flops, lower, rules
 from jaxlm.plan.accelerators import Accelerator
 from jaxlm.plan.cost import by_phase, cost, remat_factor, tokens
 from jaxlm.plan.flops import count_params, params_by_component
-from jaxlm.plan.memory import Memory
+from jaxlm.plan.memory import Memory, abstract_mesh
+from jaxlm.step import optim
 
 
 def summarise(config: Config) -> dict[str, typing.Any]:
@@ -19,7 +20,7 @@ def summarise(config: Config) -> dict[str, typing.Any]:
     chosen = (prices.named(config.plan.accelerator),) if config.plan.accelerator else prices.accelerators
     mesh = fit.parse_mesh(config.plan.mesh) if config.plan.mesh else fit.ONE_DEVICE
     fit.check_mesh(config, mesh)
-    planner = fit.Planner(config)
+    planner, made = fit.Planner(config), lower.parts_of(config, abstract_mesh(mesh, fit.devices_of(mesh)))
     microbatch = fit.own_microbatch(config, mesh)
     memory = planner.memory(mesh, microbatch=microbatch)
     rows = [_row(config, planner, mesh, memory, device) for device in chosen]
@@ -33,6 +34,7 @@ def summarise(config: Config) -> dict[str, typing.Any]:
         "training": _training(config),
         "run": _run(config),
         "recipe": rules.compare(config),
+        "rates": optim.table(config.optim, made.abstract.params),
         "mesh": {"axes": dataclasses.asdict(mesh), "devices": fit.devices_of(mesh), "hosts": hosts(config, mesh)},
         "memory": {
             "microbatch": microbatch,

@@ -14,7 +14,7 @@ BUSY = 0.5  # load per core above which a measurement on a CPU says little
 
 
 def render(plan: dict[str, typing.Any]) -> str:
-    parts = (_model, _tokens, _recipe, _memory, _methods, _disk, _compiled, _table, _phases, _notes)
+    parts = (_model, _tokens, _recipe, _rates, _memory, _methods, _disk, _compiled, _table, _phases, _notes)
     return "\n\n".join(filter(None, (part(plan) for part in parts)))
 
 
@@ -132,6 +132,10 @@ def _recipe(plan: dict) -> str:
     for d in recipe["departures"]:
         lines.append(wrapped(f"{d['key']} {d['value']:.6g}: {d['why']}. Cost: {d['cost']} ({d['source']})"))
     return "\n".join(lines if recipe["departures"] else [*lines, "  this config departs from none by more than half"])
+
+
+def _rates(plan: dict) -> str:
+    return table(plan["rates"], right=[1]) if plan["rates"] else ""
 
 
 def _number(rule: str, number: float) -> str:

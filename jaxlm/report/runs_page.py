@@ -17,18 +17,22 @@ def write(
     summaries: Mapping[str, Mapping],
     differing: Sequence[Mapping[str, typing.Any]],
     texts: Mapping[str, Sequence[str]],
+    first: Mapping[str, Markup] | None = None,
 ) -> None:
-    """Writes the page. `summaries`: name -> what `run_page.write` takes, `differing`: rows of `differences.of_runs`.
+    """Writes the page. `first`: title -> content of sections in front.
+
+    `summaries`: name -> what `run_page.write` takes, `differing`: rows of `differences.of_runs`.
 
     texts: name of a held-out text -> the runs that measure it. Losses on different texts can't be compared.
     """
-    parts = {"What came of them": _outcomes(summaries, texts), "Curves": _curves(summaries, texts)}
+    parts = {**(first or {}), "What came of them": _outcomes(summaries, texts), "Curves": _curves(summaries, texts)}
     parts["Benchmarks"] = _benchmarks(summaries)
     junk = {name: run_page.junk(summary) for name, summary in summaries.items()}
     parts["Junk"] = markup.join(part for name, of_run in junk.items() if of_run for part in (tag("h3", name), of_run))
     parts["What differs"] = _differences(differing, list(summaries))
     sections = [markup.section(title, content) for title, content in parts.items() if content]
-    markup.write(path, f"Runs {', '.join(summaries)}", Markup(""), sections)
+    title = f"Sweep {path.resolve().parent.name}" if first else f"Runs {', '.join(summaries)}"
+    markup.write(path, title, Markup(""), sections)
 
 
 def _outcomes(summaries: Mapping[str, Mapping], texts: Mapping[str, Sequence[str]]) -> Markup:

@@ -140,9 +140,10 @@ def read(path: pathlib.Path, rollbacks: Sequence[Mapping] = ()) -> dict[int, dic
     return steps
 
 
-def held_out_losses(path: pathlib.Path, rollbacks: Sequence[Mapping] = ()) -> dict[int, float]:
-    """Returns step -> its last `val/loss` that no rollback undid, NaN if it was not finite; {} without a file."""
-    losses = {r["step"]: r.get(HELD_OUT) for r in valid(path, '"val/', rollbacks)}
+def held_out_losses(path: pathlib.Path, rollbacks: Sequence[Mapping] = (), metric: str = HELD_OUT) -> dict[int, float]:
+    """Returns step -> its last `metric` that no rollback undid, NaN if it was not finite; {} without a file."""
+    records = valid(path, f'"{metric.partition("/")[0]}/', rollbacks)
+    losses = {r["step"]: r.get(metric) for r in records if metric in r or metric == HELD_OUT}
     return {step: math.nan if loss is None else loss for step, loss in losses.items()}
 
 

@@ -5,8 +5,10 @@ metrics.jsonl up to a length, of config.json, of the data's manifest, of the lin
 first link names that of the checkpoint it began with. A rollback removes no link: `valid` leaves out the steps that it undid.
 """
 
+import datetime
 import hashlib
 import json
+import os
 import pathlib
 import time
 from collections.abc import Collection, Iterator
@@ -32,8 +34,11 @@ def link(folder: pathlib.Path, manifest: str, step: int, arrays: dict[str, str],
     try:
         if not arrays:
             raise OSError("its arrays could not be read again")
-        links = ledger.read(folder)["receipt"]
-        log = (folder / "metrics.jsonl").read_bytes()
+        book = ledger.read(folder)
+        links = book["receipt"]
+        with open(folder / "metrics.jsonl", "rb") as file:
+            log = file.read()
+            os.fsync(file.fileno())  # what a link covers must outlive a power cut, as the link does
         log = log[: log.rfind(b"\n") + 1]
         new = {
             "step": step,
@@ -42,7 +47,9 @@ def link(folder: pathlib.Path, manifest: str, step: int, arrays: dict[str, str],
             "metrics": [len(log), _sha256(log)],
             "config": _sha256((folder / "config.json").read_bytes()),
             "manifest": manifest,
-            "before": ledger.last_link(folder) or _begun_from(folder),
+            "rollbacks": [len(book["rollbacks"]), seal(book["rollbacks"])],
+            "passed_over": seal(book["passed_over"]),
+            "before": ledger.last_link(folder) or next(iter(_begun_from(folder)), ""),
         }
         links = [{k: v for k, v in old.items() if k != "arrays" or old.get("step") in kept} for old in links]
         ledger.put(folder, "receipt", [*links, new | {"sha256": seal(new), "arrays": arrays}])
@@ -54,13 +61,13 @@ def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _begun_from(folder: pathlib.Path) -> str:
-    """Returns the sha256 of the link, in its origin's receipt, with which a branch began; "" for a run that is no branch."""
+def _begun_from(folder: pathlib.Path) -> list[str]:
+    """Returns the sha256 of its origin's links, newest first, of the step with which a branch began; [""] for no branch."""
     c = files.json_there(folder / "config.json")
     if not c.get("origin_state"):
-        return ""
+        return [""]
     links = files.json_there(pathlib.Path(c["origin"]) / "run.json").get("receipt", [])
-    return next((old.get("sha256", "") for old in links[::-1] if str(old.get("step")) == c["origin_checkpoint"]), "")
+    return [old.get("sha256", "") for old in links[::-1] if str(old.get("step")) == c["origin_checkpoint"]]
 
 
 def gap(folder: pathlib.Path, done: int) -> str:
@@ -83,7 +90,11 @@ def _sound(old: Link) -> bool:
 
 def changed(folder: pathlib.Path, book: dict) -> Iterator[str]:
     """Yields a line on each link, and on the first part of metrics.jsonl and config.json, that is not as it was written."""
-    links, before, content, at = book["receipt"], _begun_from(folder), hashlib.sha256(), 0
+    links, begun, content, at = book["receipt"], _begun_from(folder), hashlib.sha256(), 0
+    if damaged := next(folder.glob("run.json.damaged.*"), None):
+        yield f"run.json was damaged, and begun anew: {damaged.name}"
+    # Of a branch whose origin is gone or has no link, the first link's `before` can't be checked.
+    before = links[0].get("before") if links and (begun == [] or links[0].get("before") in begun) else begun[:1]
     log, config = ((folder / name).read_bytes() for name in ("metrics.jsonl", "config.json"))
     for number, old in enumerate(links, start=1):
         if not _sound(old):
@@ -95,6 +106,7 @@ def changed(folder: pathlib.Path, book: dict) -> Iterator[str]:
     if {fact.get("link", "") for fact in facts} - {"", *(old.get("sha256") for old in links)}:
         yield "run.json lacks a link that one of its starts names"
     links = [old for old in links if _sound(old)]
+    yield from _undone(book, links, log)
     for old in links:
         size, sha256 = old["metrics"]
         content.update(log[at:size])
@@ -105,6 +117,28 @@ def changed(folder: pathlib.Path, book: dict) -> Iterator[str]:
     written = {links[-1]["config"], *(start.get("config_sha256") for start in book["starts"][-1:])} if links else ()
     if links and _sha256(config) not in written:
         yield "config.json was changed"
+
+
+def _undone(book: dict, links: list[Link], log: bytes) -> Iterator[str]:
+    """Yields a line on rollbacks and skipped batches that were changed, and on steps that were logged again."""
+    for old in links:
+        count, sealed = old["rollbacks"]
+        if seal(book["rollbacks"][:count]) != sealed:
+            yield f"rollbacks in run.json were changed, from before step {old['step']} was saved"
+            break
+    if links and not valid(book):
+        yield "a rollback in run.json undoes all links"
+    elif links and len(book["rollbacks"]) == links[-1]["rollbacks"][0]:
+        last, start = links[-1], (book["starts"] or [{}])[-1]
+        later = datetime.datetime.fromisoformat(start["time"]).timestamp() > last["time"] if start else False
+        if not later and seal(book["passed_over"]) != last["passed_over"]:
+            yield "passed_over in run.json was changed"
+        first = min(last["step"], start.get("step", 0)) if later else last["step"]
+        steps = (
+            files.json_of(line).get("step") for line in log[last["metrics"][0] :].splitlines() if line.startswith(b"{")
+        )
+        if again := [step for step in steps if isinstance(step, int) and step < first]:
+            yield f"metrics.jsonl has lines on step {again[0]} behind those on step {last['step']}"
 
 
 def of_checkpoint(place: pathlib.Path, old: Link | None) -> str:

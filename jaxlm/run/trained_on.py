@@ -45,7 +45,7 @@ def of(config: Config) -> Iterator[Trained]:
 
     Says what is not here. Raises ConfigError if nothing is.
     """
-    if config.program == "pretrain":
+    if config.program == "pretrain" and (config.origin_state or not config.origin):  # a branch read its origin's shards
         yield _shards(config, math.inf)
         return
     here = 0

@@ -11,6 +11,7 @@ computed from the new moments before they are rounded, so rounding affects later
 bytes a parameter instead of 8.
 """
 
+import functools
 import math
 import re
 import typing
@@ -22,12 +23,14 @@ import optax
 import optax.contrib
 from jax.sharding import PartitionSpec
 
-from jaxlm.config import ConfigError, OptimConfig
+from jaxlm.config import ROWS, ConfigError, OptimConfig
 from jaxlm.devices import sharding, tree
+from jaxlm.models import growth
 from jaxlm.models.params import axes_of, input_axes
 from jaxlm.ops import polar, quantize
 
 _MUON_BETA = 0.95
+NEW = "new/"  # begins the name of what is new in a grown parameter, in `optim.rates`
 
 
 def rates(config: OptimConfig, steps: int, params: dict | None = None) -> typing.Callable:
@@ -38,10 +41,11 @@ def rates(config: OptimConfig, steps: int, params: dict | None = None) -> typing
     another number of steps. After `decay_at_step` the rate instead falls linearly towards 0 (arXiv:2502.15938), which it
     would reach one step after the last.
 
-    The rate is one scalar, unless `params` are given and `matrix_lr_ratio` is not 1: then it is a tree like `params`. The
-    train step also accepts a shorter tree, {"embed": 1e-4, "layers_0": 1e-3, ...}: one rate for all parameters below a name.
+    The rate is one scalar, unless `params` are given and `optim.rates` gives some of them another rate: then it is a tree like
+    `params`. The train step also accepts a shorter tree, {"embed": 1e-4, "layers_0": 1e-3, ...}: one rate for all parameters
+    below a name.
 
-    Raises ConfigError if `matrix_lr_ratio` is not 1, and no matrix of a layer is trained.
+    Raises ConfigError as `by_pattern` does.
     """
     planned = _planned(config, config.schedule_steps or steps)
     begin = config.decay_at_step
@@ -57,8 +61,8 @@ def rates(config: OptimConfig, steps: int, params: dict | None = None) -> typing
 
     def by_parameter(step: jax.typing.ArrayLike) -> dict:
         rate = one(step)
-        faster = rate * config.matrix_lr_ratio  # once, not once a parameter
-        return jax.tree.map(lambda ratio: rate if ratio == 1 else faster, ratios)
+        times = {ratio: rate if ratio == 1 else rate * ratio for ratio in jax.tree.leaves(ratios)}  # each one once
+        return jax.tree.map(times.get, ratios)
 
     return by_parameter
 
@@ -76,17 +80,55 @@ def check_learns(config: OptimConfig, steps: int, first: int = 1) -> None:
 
 
 def _ratios(config: OptimConfig, params: dict) -> dict | None:
-    """Returns each parameter's rate divided by `optim.lr`; None if it is 1 for all."""
-    if config.matrix_lr_ratio == 1:
-        return None
-    _need_matrices(params, f"matrix_lr_ratio={config.matrix_lr_ratio:g}", "leave it at 1")
-    return tree.map_named(lambda name, _: config.matrix_lr_ratio if _is_matrix(name) else 1.0, params)
+    """Returns each parameter's rate divided by `optim.lr`, of a grown one its old part's; None if it is 1 for all."""
+    times = {part: ratio for part, (_, ratio) in by_pattern(config, params).items()}
+    ratios = tree.map_named(lambda name, _: times[name if name in times else NEW + name], params)
+    return ratios if any(ratio != 1 for ratio in times.values()) else None
 
 
-def _need_matrices(params: dict, key: str, instead: str) -> None:
-    names = [name for name, _ in tree.named_leaves(params)]
-    if not any(map(_is_matrix, names)):
-        raise ConfigError(f"optim.{key} needs layer kernels; only {names[0]}, ... are trained: {instead}")
+def _parts(config: OptimConfig, params: dict) -> dict[str, int]:
+    """Returns part -> how many numbers it has: each parameter; of a grown model its old part, and `new/PARAMETER`."""
+    sizes = {name: leaf.size for name, leaf in tree.named_leaves(params)}
+    for name, old in growth.old_parts(params, config.grown_from).items() if config.grown_from else ():
+        count = math.prod(old) if old else 0
+        sizes |= {name: count, NEW + name: sizes[name] - count}
+    return {name: size for name, size in sizes.items() if size}
+
+
+def by_pattern(config: OptimConfig, params: dict) -> dict[str, tuple[str, float]]:
+    """Returns part -> (the first pattern of `optim.rates` that matches it, "" if none does; its rate over `optim.lr`).
+
+    The part `new/NAME` of a grown model is matched by what matches NAME too. "PATTERN 0.9^" gives the last layer 1, and each
+    layer below it .9 of the rate of the one above it.
+
+    Raises ConfigError if a pattern is the first of no part.
+    """
+    names = [*_parts(config, params)]
+    layers = {name: tree.layer_of(name.removeprefix(NEW)) or 0 for name in names}
+    found, last = dict.fromkeys(names, ("", 1.0)), max(layers.values())
+    for pattern, times in reversed(config.times.items()):
+        matches, each = re.compile(pattern).fullmatch, float(times.rstrip("^"))
+        own = [name for name in names if matches(name) or matches(name.removeprefix(NEW))]
+        found |= {name: (pattern, each ** (last - layers[name] if times[-1] == "^" else 1)) for name in own}
+    if idle := config.times.keys() - {ROWS} - {pattern for pattern, _ in found.values()}:
+        which = f"{min(idle)} is the first match of no trained parameter ({names[0]}, ...)"
+        raise ConfigError(f"config.optim.rates: {which}: leave it out (log.parameters=True shows them all)")
+    return found
+
+
+def table(config: OptimConfig, variables: dict[str, dict]) -> list[list[str]]:
+    """Returns the rows of a table of `optim.rates`: pattern, how many numbers learn at its rate, its peak; [] if empty."""
+    times, sizes = by_pattern(config, params := tree.merge(variables)), _parts(config, params)
+    rows = [["RATES", "parameters", "peak"]] if config.rates else []
+    for pattern in [*config.times, ""] if rows else []:
+        own = [name for name, (first, _) in times.items() if first == pattern]
+        peaks = [f"{config.lr * rate:.3g}" for rate in sorted(times[name][1] for name in own)]
+        if pattern == ROWS:
+            rows.append(["  rows", "those of adapter.rows", f"{config.lr * float(config.times[ROWS]):.3g}"])
+        elif own:
+            ends = " to ".join(dict.fromkeys((peaks[0], peaks[-1])))
+            rows.append([f"  {pattern or 'all others'}", f"{sum(sizes[name] for name in own):,}", ends])
+    return rows
 
 
 def _planned(config: OptimConfig, steps: int) -> optax.Schedule:
@@ -117,7 +159,7 @@ def make(
     """Returns the optimizer, with decoupled weight decay (arXiv:1711.05101). The train step multiplies its updates by the rate.
 
     `update(grads, state, params, ok=ok, rate=rate)` returns the state unchanged if the scalar `ok` is false. `rate` is the
-    step's highest rate, for `optim.decay_follows_rate`. `rows`: the ids with `rows_lr_ratio`. Muon orthogonalises in `dtype`.
+    step's highest rate, for `optim.decay_follows_rate`. `rows`: ids at the rate of the line `rows`. Muon multiplies in `dtype`.
 
     Raises ConfigError if a parameter is in neither or both of `optim.decay` and `no_decay`, or muon has no matrix to train.
     """
@@ -125,19 +167,24 @@ def make(
         mask = tree.regex_mask(params, config.decay, config.no_decay)
     except ValueError as error:
         raise ConfigError(f"optim.decay and optim.no_decay must split all parameters: {error}") from error
-    if config.name == "muon":
-        _need_matrices(params, "name=muon", "take adamw")
+    times = {name: ratio for name, (_, ratio) in by_pattern(config, params).items()}
+    if config.name == "muon" and not any(map(_is_matrix, times)):
+        raise ConfigError(f"optim.name=muon needs layer kernels; only {min(times)}, ... are trained: take adamw")
     directions = _muon(config, dtype) if config.name == "muon" else _OPTIMIZERS[config.name](config)
-    chain = [directions, optax.masked(_decay(config, _ratios(config, params)), mask)]
-    return optax.chain(*chain, *([_faster(rows, config.rows_lr_ratio)] if rows else []))
+    chain = [directions, optax.masked(_decay(config, max(jax.tree.leaves(_ratios(config, params)), default=1.0)), mask)]
+    chain += [_apart(growth.old_parts(params, config.grown_from), times)] if config.grown_from else []
+    return optax.chain(*chain, *([_faster(rows, float(config.times.get(ROWS, 0)), times)] if rows else []))
 
 
-def _decay(config: OptimConfig, ratios: dict | None) -> optax.GradientTransformationExtraArgs:
-    """Returns a transformation that adds the weight decay, with `decay_follows_rate` multiplied by rate / peak rate."""
+def _decay(config: OptimConfig, highest: float) -> optax.GradientTransformationExtraArgs:
+    """Returns a transformation that adds the weight decay, with `decay_follows_rate` multiplied by rate / peak rate.
+
+    `highest`: the highest rate of a parameter over `optim.lr`.
+    """
     # The train step multiplies the decay by the rate again, so then it falls as the rate's square. One factor serves all
     # parameters, because all rates are the same share of their peaks.
     # Where a step is only timed (tune, doctor), a rate left to the rule is 0: a peak of 1 then avoids 0 / 0.
-    peak = config.lr * max(jax.tree.leaves(ratios), default=1.0) if config.lr else 1.0
+    peak = config.lr * highest if config.lr else 1.0
 
     def update(
         updates: dict, state: optax.EmptyState, params: dict, *, rate: jax.Array | None = None, **extra
@@ -149,19 +196,40 @@ def _decay(config: OptimConfig, ratios: dict | None) -> optax.GradientTransforma
     return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
 
 
-def _faster(rows: tuple[int, ...], ratio: float) -> optax.GradientTransformation:
-    """Returns a transformation that multiplies by `ratio` the ids' rows of the embedding (V, D), columns of the head (D, V)."""
+def _apart(old: dict[str, tuple[int, ...] | None], times: dict[str, float]) -> optax.GradientTransformation:
+    """Returns a transformation that gives the new part of each grown parameter its own rate; the step gives all the old's.
+
+    Args:
+      old: parameter -> how much of each axis is old.
+      times: part -> its rate over `optim.lr`.
+    """
+
+    def scaled(name: str, update: jax.Array) -> jax.Array:
+        if not {name, NEW + name} <= times.keys() or times[name] == times[NEW + name]:
+            return update  # it is old or new as a whole
+        places = (jax.lax.broadcasted_iota(jnp.int32, update.shape, axis) for axis in range(update.ndim))
+        inside = functools.reduce(jnp.logical_and, (place < n for place, n in zip(places, old[name], strict=True)))
+        return update * jnp.where(inside, 1, times[NEW + name] / times[name]).astype(update.dtype)
+
+    return optax.stateless(lambda updates, _: tree.map_named(scaled, updates))
+
+
+def _faster(rows: tuple[int, ...], ratio: float, times: dict[str, float]) -> optax.GradientTransformation:
+    """Returns a transformation for the ids' rows of the embedding (V, D), columns of the head (D, V): they learn at `ratio`.
+
+    `ratio` is over `optim.lr`; 0 leaves them at the rate of all the table. `times`: each parameter's rate over `optim.lr`.
+    """
 
     def scaled(name: str, update: jax.Array) -> jax.Array:
         if name not in ("embed/embedding", "head/kernel"):
             return update
         embedding = name == "embed/embedding"
         ids = jnp.arange(update.shape[0 if embedding else 1])
-        ratios = jnp.where(jnp.isin(ids, jnp.array(rows)), ratio, 1).astype(update.dtype)
+        ratios = jnp.where(jnp.isin(ids, jnp.array(rows)), ratio / times.get(name, 1.0), 1).astype(update.dtype)
         return update * (ratios[:, None] if embedding else ratios)
 
     # With a ratio of 1 the state has the same form, so that a run whose ratio was changed resumes.
-    return optax.stateless(lambda updates, _: tree.map_named(scaled, updates)) if ratio != 1 else optax.identity()
+    return optax.stateless(lambda updates, _: tree.map_named(scaled, updates)) if ratio else optax.identity()
 
 
 Moment = jax.Array | quantize.Blocked

@@ -10,12 +10,14 @@ from jax.sharding import Mesh
 from jaxlm.config import AdapterConfig, Config
 from jaxlm.data.batches.document_rows import MOST_PASSES
 from jaxlm.devices import tree
+from jaxlm.host import console
 from jaxlm.host.console import Say, dollars, duration, human, size
 from jaxlm.models import quantized
 from jaxlm.plan.flops import count_params
 from jaxlm.plan.tune import machines
 from jaxlm.plan.tune.tune import Program
 from jaxlm.run.clock import DATA, EVALUATE, REPEATED, SAVE, STEP, Clock
+from jaxlm.step import optim
 from jaxlm.step.objectives.base import Variables
 from jaxlm.step.parts import Parts
 from jaxlm.train.loop import Hook, Watch, between_s
@@ -45,6 +47,7 @@ def lines(
     numbers = f"{tree.count(made.abstract.params):,} trained ({trained}), " if trained else ""
     most = max(passes, key=passes.get, default="")
     return [
+        *([console.table(optim.table(config.optim, made.abstract.params), right=[1])] if config.optim.rates else []),
         *([table(made.abstract.params)] if config.log.parameters else []),
         f"model: {m.family}, {count_params(m):,} parameters, {numbers}{m.n_layers} layers of d {m.d_model}; {devices}",
         *([_data(tokens, passes)] if tokens else []),  # prompts may be generated without end

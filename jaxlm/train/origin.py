@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxlm import config as config_lib
 from jaxlm.config import AdapterConfig, Config, ConfigError, ModelConfig, RunError, config_files
-from jaxlm.data.batches.order import check_fingerprint
+from jaxlm.data.batches.order import Order, check_fingerprint
 from jaxlm.data.chats import chat
 from jaxlm.data.shards import shards
 from jaxlm.data.shards.manifest import MANIFEST
@@ -125,7 +125,7 @@ class Origin:
             adapter=adapters.of(settings, ()) if settings.kind == "prompt" else None,
         )
 
-    def branch(self, parts: Parts, fingerprint: dict) -> tuple[TrainState, Variables, dict]:
+    def branch(self, parts: Parts, order: Order) -> tuple[TrainState, Variables, dict]:
         """Returns (state, frozen variables, meta) for a run that continues this state; `meta` lists the skipped batches.
 
         Raises:
@@ -140,7 +140,8 @@ class Origin:
         workdir.check_same_optimizer(pathlib.Path(c.origin), c.optim)
         meta, done = self.meta(), self.provenance["step"]
         passed_over = meta.get("passed_over", [])
-        check_fingerprint(meta["fingerprint"], fingerprint, done, passed_over, branch=True)
+        now = order.passing_over(passed_over).fingerprint()
+        check_fingerprint(meta["fingerprint"], now, done, passed_over, branch=True)
         if done < c.train.steps:
             optim.check_learns(c.optim, c.train.steps, done + 1)
         state = self.state(parts.abstract, parts.shardings)
@@ -222,6 +223,19 @@ def begin(config: Config, readers: Sequence[Reader] = ()) -> Origin | None:
         return None
     model = open(config.origin, config.origin_checkpoint, readers, merge=config.origin_merge)
     return model.grown(config.model)
+
+
+def averaged(parts: Sequence[Origin], shares: Sequence[float]) -> Origin:
+    """Returns the origin whose parameters are the parts' weighted sum: added in float64, stored in their own type."""
+
+    def leaf(name: str) -> np.ndarray:
+        first = parts[0].leaf(name)
+        total = shares[0] * first.astype(np.float64)
+        for part, share in zip(parts[1:], shares[1:], strict=True):
+            total += share * part.leaf(name)
+        return total.astype(first.dtype)
+
+    return dataclasses.replace(parts[-1], params=_from_leaves(leaf), leaf=leaf, digest=str, state=None, meta=None)
 
 
 def pretrained_on(folder: str) -> str:

@@ -1,6 +1,7 @@
 """`jaxlm verify` names what was changed, and begins no replay that can not be true. Replays: tests/faults/test_receipt.py."""
 
 import shutil
+import tempfile
 
 import jax.numpy as jnp
 import optax
@@ -64,6 +65,22 @@ def test_what_can_not_be_verified_is_one_line(capsys, run, tmp_path):
     (copy / "metrics.jsonl").unlink()
     code, _, err = said(capsys, copy)
     assert (code, err) == (2, f"jaxlm: no run that was trained in {copy}: jaxlm verify RUN, with the folder of a run\n")
+
+
+def test_a_run_named_by_its_key_is_only_read(capsys, run, tmp_path, monkeypatch):
+    copy = shutil.copytree(run, tmp_path / "run")
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    places = []
+
+    def trained(folder, book, begin, until, config):
+        places.append(config.workdir)
+        return "not tried"
+
+    monkeypatch.setattr(verify, "_trained", trained)
+    assert said(capsys, f"--config.workdir={copy}", "--until-digest")[0] == 1
+    assert said(capsys, copy)[0] == 1
+    assert all(place.startswith(tempfile.gettempdir()) and str(copy) not in place for place in places)
+    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
 
 
 def test_what_later_starts_changed_is_taken_back(run):

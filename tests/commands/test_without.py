@@ -1,5 +1,6 @@
 """`jaxlm train RUN --without=FILE`: a branch before the first batch that holds one of a list's documents."""
 
+import argparse
 import json
 
 import pytest
@@ -7,7 +8,8 @@ import tiny_data
 from tiny_keys import keys
 
 from jaxlm.cli import cli
-from jaxlm.run import metrics
+from jaxlm.commands.train import without
+from jaxlm.run import ledger, metrics
 from jaxlm.run.checkpoints import keep
 
 TINY = keys("""
@@ -73,15 +75,30 @@ def test_a_branch_is_the_run_up_to_the_first_batch_with_the_document(capsys, mad
     path.rename(path.with_suffix(".gone"))  # the branch has its own copy
     assert said(capsys, "train", branch, "--config.train.steps=12")[0] == 0
     assert losses(branch)[12] != old[12]
+    path.write_text(path.with_suffix(".gone").read_text() + "\n")  # a later change of the file does not concern it
+    assert said(capsys, "train", branch, "--config.train.steps=12")[0] == 0
     path.with_suffix(".gone").rename(path)
     taken = json.loads(path.read_text())["doc_id"]
     assert whole[taken][0] == first
     assert steps_by_document(capsys, branch) == whole | {taken: []}
     assert "does without documents already" in said(capsys, "train", branch, f"--without={path}")[2]
-    other, _ = make_list(capsys, made, 8)
+    other, other_first = make_list(capsys, made, 8)
     code, out, err = said(capsys, "train", run, f"--without={other}", f"--config.workdir={branch}")
     assert code == 2
-    assert "holds another run" in err or "does without the documents of" in err
+    begins_too = max(step for step in keep.steps(run / "checkpoints") if step < other_first)
+    assert ("does without the documents of" if begins_too == begins else "holds another run") in err
+
+
+def test_a_branch_skips_the_batches_that_the_run_skipped(capsys, made):
+    run, _ = made
+    path, _ = make_list(capsys, made, 5)
+    book = (run / "run.json").read_text()
+    ledger.put(run, "passed_over", [[2, 3], [90, 91]])
+    args = argparse.Namespace(config=str(run), without=str(path))
+    try:
+        assert without.config(args, []).stability.skip == ("2:3", "90:91")
+    finally:
+        (run / "run.json").write_text(book)
 
 
 def test_from_new_weights_where_no_checkpoint_is_before(capsys, made):

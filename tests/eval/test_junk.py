@@ -6,7 +6,6 @@ import pytest
 import tiny_junk
 from tiny_junk import LARGE, PLANTED, SMALL
 
-from jaxlm.data.shards import search
 from jaxlm.eval import junk
 
 
@@ -36,7 +35,7 @@ def test_what_documents_of_a_small_source_repeat_is_named_and_its_own_words_are_
     rows = junk.ranked(counts | {"ipsum": 6}, (data, WEIGHTS))
     assert [row["string"] for row in rows] == ["ipsum", "PersonX", "lorem"]
     best, small = rows[0], data.entry("small", "train")["documents"]
-    times = {doc_id: held["ipsum"] for _, doc_id, held in search.holders(data, ["ipsum"], lambda done: None)}
+    times = {doc_id: held["ipsum"] for _, doc_id, held in junk._holders(data, {"ipsum": 1}, lambda done: None)}
     assert (best["source"], best["share"], best["of_text"], best["texts"]) == ("small", 1.0, 0.03, 6)
     assert (best["times"], best["documents"]) == (sum(times.values()), len(times))
     assert 3 <= best["documents"] < small / 5

@@ -115,7 +115,7 @@ def test_only_rates_of_small_models_are_doubted():
     said = []
     rules.by_rule(resolve("quickstart", "optim.b2=0"), said.append)
     rules.by_rule(resolve("gpuburnout_134m", "optim.lr=0"), said.append)
-    rules.by_rule(resolve("quickstart", "optim.name=adamw", "optim.matrix_lr_ratio=0"), said.append)
+    rules.by_rule(resolve("quickstart", "optim.name=adamw", "optim.rates=('layers_.*/kernel 0',)"), said.append)
     assert len(said) == 3
     assert not any("were fitted from" in line for line in said)
 
@@ -138,8 +138,8 @@ def test_there_is_no_rule_for_weights_of_others():
     with pytest.raises(ConfigError, match=r"begins with those of runs/other: give config\.optim\.lr"):
         rules.by_rule(asked, print)
     assert rules.by_rule(asked, print, {"lr": 0.002, "b2": 0.9}).optim.lr == 0.002  # a branch
-    asked = dataclasses.replace(resolve("quickstart", "optim.matrix_lr_ratio=0"), origin="runs/other")
-    with pytest.raises(ConfigError, match=r"optim\.matrix_lr_ratio=0 is .*: give config\.optim\.matrix_lr_ratio"):
+    asked = dataclasses.replace(resolve("quickstart", "optim.rates=('layers_.*/kernel 0',)"), origin="runs/other")
+    with pytest.raises(ConfigError, match=r"optim\.rates=0 is .*: give config\.optim\.rates"):
         rules.by_rule(asked, print)
 
 
@@ -230,30 +230,32 @@ def test_of_two_rates_each_has_its_rule():
     by_rule = ("optim.name=muon", "optim.b2=0", *LINEAR)
     run = rules.of(config.resolve(config_files.load("gpuburnout_1b", ["workdir=w"])))
     lr, ratio = rules.adamw_rate(run).value, rules.muon_rate(run).value / rules.adamw_rate(run).value
-    assert not found("gpuburnout_1b", *by_rule, f"optim.lr={lr}", f"optim.matrix_lr_ratio={ratio}")
-    there = found("gpuburnout_1b", *by_rule, f"optim.lr={lr}", f"optim.matrix_lr_ratio={2 * ratio}")
-    assert set(there) == {"optim.matrix_lr_ratio"}
-    one = there["optim.matrix_lr_ratio"]
+    assert not found("gpuburnout_1b", *by_rule, f"optim.lr={lr}", f"optim.rates=('layers_.*/kernel {ratio}',)")
+    there = found("gpuburnout_1b", *by_rule, f"optim.lr={lr}", f"optim.rates=('layers_.*/kernel {2 * ratio}',)")
+    assert set(there) == {"optim.rates"}
+    one = there["optim.rates"]
     assert (one["value"], one["rule"]["value"]) == (pytest.approx(2 * ratio), pytest.approx(ratio))
     assert re.match(r"the matrices' rate, [0-9.e-]+, is 2 times too high for muon by ", one["why"])
     assert one["nats"] == pytest.approx(0.026 * (math.log(2) / math.log(3)) ** 2)
-    there = found("gpuburnout_1b", *by_rule, f"optim.lr={2 * lr}", f"optim.matrix_lr_ratio={ratio}")
+    there = found("gpuburnout_1b", *by_rule, f"optim.lr={2 * lr}", f"optim.rates=('layers_.*/kernel {ratio}',)")
     assert set(there) == {"optim.lr"}  # mending that mends the matrices too
     assert there["optim.lr"]["value"] == pytest.approx(2 * lr)
     assert there["optim.lr"]["rule"]["value"] == pytest.approx(lr)
     assert "is 2 times too high for muon" in there["optim.lr"]["why"]  # most parameters are matrices
     assert there["optim.lr"]["nats"] == pytest.approx(one["nats"])
     # A ratio by rule puts the matrices where they belong, whatever lr is.
-    there = found("gpuburnout_1b", *by_rule, f"optim.lr={lr / 3}", "optim.matrix_lr_ratio=0")
+    there = found("gpuburnout_1b", *by_rule, f"optim.lr={lr / 3}", "optim.rates=('layers_.*/kernel 0',)")
     assert set(there) == {"optim.lr"}
     assert there["optim.lr"]["why"].startswith("3 times too low for embeddings, head and norms")
     assert (there["optim.lr"]["nats"], there["optim.lr"]["high"]) == (None, False)
     # And so does an lr by rule, whatever the ratio is.
-    there = found("gpuburnout_1b", *by_rule, "optim.lr=0", f"optim.matrix_lr_ratio={ratio / 3}")
+    there = found("gpuburnout_1b", *by_rule, "optim.lr=0", f"optim.rates=('layers_.*/kernel {ratio / 3}',)")
     assert (set(there), there["optim.lr"]["high"]) == ({"optim.lr"}, False)
     # AdamW may have two rates too.
-    (one,) = found("gpuburnout_1b", "optim.lr=0", "optim.b2=0", "optim.matrix_lr_ratio=10", *LINEAR).values()
-    assert (one["key"], one["high"]) == ("optim.matrix_lr_ratio", True)
+    (one,) = found(
+        "gpuburnout_1b", "optim.lr=0", "optim.b2=0", "optim.rates=('layers_.*/kernel 10',)", *LINEAR
+    ).values()
+    assert (one["key"], one["high"]) == ("optim.rates", True)
     assert "10 times too high for adamw by Step Law" in one["why"]
     assert one["rule"]["value"] == pytest.approx(1)
 
@@ -295,5 +297,5 @@ def test_a_rate_far_above_its_rule_is_told_where_training_begins():
     (line,) = lines("optim.name=adamw")
     assert line.startswith("optim.lr=0.01: 2.9 times too high for adamw by Step Law")
     assert not lines("optim.name=adamw", "optim.lr=1e-4")  # low is slow, and plan says so
-    assert not lines("optim.lr=0", "optim.matrix_lr_ratio=.25")  # the matrices' rate is the rule's
+    assert not lines("optim.lr=0", "optim.rates=('layers_.*/kernel .25',)")  # the matrices' rate is the rule's
     assert not lines("optim.name=adamw", "program=sft")

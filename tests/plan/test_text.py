@@ -174,3 +174,10 @@ def test_a_phase_takes_its_steps_evaluations_and_saves_and_limits_below_that_are
     assert "config.phases.plan.main.usd=100 is below the 103.6 of the plan: the run would stop there" in page
     assert "config.stop.hours=100 is below the 116.7 of the plan" in page
     assert everything["limit_usd"] == 500
+
+
+def test_rates_by_part_are_a_table():
+    page = lines(planned("quickstart", "optim.rates=('embed/.* 0.5',)"))
+    first = [line.split() for line in page].index(["RATES", "parameters", "peak"])
+    assert page[first + 1].split() == ["embed/.*", "1,048,576", "0.005"]
+    assert not any(line.startswith("RATES") for line in lines(planned("quickstart")))

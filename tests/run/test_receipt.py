@@ -148,3 +148,43 @@ def test_a_save_that_fails_and_arrays_that_can_not_be_hashed_leave_no_link(copy,
     saver.close()
     assert capsys.readouterr().err.startswith("step 10 gets no link in the receipt: ")
     assert [link["step"] for link in chain(run)] == [2, 4, 6]
+
+
+def test_what_is_added_behind_the_last_link_is_named(tmp_path):
+    folder = tiny_receipt.make(tmp_path)
+    log, book = (folder / "metrics.jsonl").read_bytes(), (folder / "run.json").read_bytes()
+    (folder / "metrics.jsonl").write_bytes(log + b'{"step": 2, "train/loss": 0.1}\n')
+    assert tiny_receipt.named(folder) == ["metrics.jsonl has lines on step 2 behind those on step 6"]
+    (folder / "metrics.jsonl").write_bytes(log + b'{"step": 6, "val/loss": 0.1}\n{"step": 7, "train/loss": 0.1}\n')
+    assert tiny_receipt.named(folder) == []
+    ledger.append(folder, "rollbacks", {"steps": [1, 9], "batches": [1, 9], "time": 1e12})
+    assert "a rollback in run.json undoes all links" in tiny_receipt.named(folder)
+    (folder / "run.json").write_bytes(book)
+    ledger.put(folder, "passed_over", [[3, 4]])
+    assert tiny_receipt.named(folder) == ["passed_over in run.json was changed"]
+    (folder / "run.json").write_bytes(b"{")
+    ledger.read(folder)  # any other command mends it, and drops the chain
+    assert any(
+        "run.json was damaged, and begun anew: run.json.damaged.1" in line for line in tiny_receipt.named(folder)
+    )
+
+
+def test_a_branch_whose_origin_is_gone_is_sound_and_a_later_link_of_its_step_is_taken(tmp_path):
+    trunk = tiny_receipt.make(tmp_path / "trunk")
+    place = tmp_path / "branch"
+    place.mkdir()
+    (place / "config.json").write_text(
+        json.dumps({"origin": str(trunk), "origin_checkpoint": "6", "origin_state": True})
+    )
+    (place / "metrics.jsonl").write_text('{"step": 7}\n')
+    receipt.link(place, "", 7, {"a": "b"}, [7])
+    book = ledger.read(place)
+    assert book["receipt"][0]["before"] == ledger.last_link(trunk)
+    links = ledger.read(trunk)["receipt"]
+    for there in ([*links, links[-1] | {"sha256": "another"}], [links[0]]):
+        ledger.put(trunk, "receipt", there)
+        assert not list(receipt.changed(place, book))
+    ledger.put(trunk, "receipt", [links[-1] | {"sha256": "another"}])
+    assert "does not follow the link before it" in next(receipt.changed(place, book))
+    shutil.rmtree(trunk)
+    assert not list(receipt.changed(place, book))

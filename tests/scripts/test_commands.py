@@ -38,7 +38,7 @@ PARSED = {
     r"jaxlm train (sft|dpo|reward|grpo|ppo)$": "the name of a way: what it begins with is not said here",
     r"jaxlm train (grpo|ppo) ": "scripts/rl_figures.py trains by both, and test_leaderboard.py runs that",
     r"jaxlm doctor": "looks at the machine, and times it",
-    r"jaxlm (train|tune|ladder) (gpuburnout|domain|speed_1b|pilot)\w*": DAYS,
+    r"jaxlm (train|tune|ladder|grow) (gpuburnout|domain|speed_1b|pilot)\w*": DAYS,
     r"jaxlm plan domain_7b": "compiles for a mesh, minutes",
     r"jaxlm (prepare|tokenize) configs/data/gpuburnout.py": "reads the hub",
     r"jaxlm tune": "minutes",
@@ -58,6 +58,7 @@ SHRUNK = {
     "serve": ["--rows=2"],
     "plan": ["--config.plan.measure=never", "--config.plan.accelerator=H100"],
     "ladder": ["--plan", "--sizes=32,40,48", "--tokens=4k,8k,16k", "--config.plan.measure=never"],
+    "sweep": ["--plan", "--config.data.dir=DATA", "--config.plan.measure=never"],
     "prepare": ["--config.prepare.workers=1"],
     "tokenize": ["--config.model.vocab_size=512", "--config.prepare.report_mb=0"],
 }
@@ -116,6 +117,8 @@ def taken(command: Command, folder: pathlib.Path, run: bool) -> list[str]:
         words = ["jaxlm", "train", *words[3:]]
     if words[:2] == ["jaxlm", "train"]:
         return trained(words, folder, run)
+    if words[:2] == ["jaxlm", "grow"]:
+        return grown(words, folder)
     if not run or "--help" in " ".join(words):
         return words
     if command.script == "scripts/measure_export.py":
@@ -135,6 +138,10 @@ def trained(words: list[str], folder: pathlib.Path, run: bool) -> list[str]:
     """Returns the words of a train command, with what it leaves open in front and what makes it short behind."""
     if "--help" in " ".join(words):
         return words
+    if words[2] in ("runs/larger", "runs/2b"):  # which the command before it grows
+        sizes = ("--config.model.n_layers=2", "--config.model.d_model=48")
+        assert cli.main(["grow", "quickstart", "--config.origin=RUN", f"--config.workdir={folder}/run", *sizes]) == 0
+        return [*words[:2], f"{folder}/run", *words[3:], *tiny_world.SHORT, "--config.train.seq_len=32"]
     if words[2] in ("RUN", "runs/quickstart"):
         more = [] if "--branch=decay" in words else [f"--config.train.steps={tiny_world.STEPS + 2}"]
         if "--config.data.path=TEXTS" in words:  # docs/import.md says it of a run that was imported
@@ -152,6 +159,12 @@ def trained(words: list[str], folder: pathlib.Path, run: bool) -> list[str]:
         short = [*short, "--config.eval.data_dir=BENCHMARKS"]
     words = [*words[:2], *before, *words[2:], *(short if run else []), f"--config.workdir={folder}/run"]
     return [*{word.partition("=")[0] if word.startswith("--config.") else word: word for word in words}.values()]
+
+
+def grown(words: list[str], folder: pathlib.Path) -> list[str]:
+    """Returns the words of a grow command, for a new folder; the key-value heads serve as many query heads as RUN's."""
+    heads = _loaded(words).model.n_heads // 2
+    return [*words, f"--config.workdir={folder}/run", f"--config.model.n_kv_heads={heads}"]
 
 
 def _loaded(words: list[str]):

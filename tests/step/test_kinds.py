@@ -159,7 +159,7 @@ def test_matrices_of_layers_move_at_the_rate_of_their_own():
     """By the config's key, in the first step: what an update moves is the rate times what the optimizer says."""
     moved, seen = [], []
     for ratio in (1.0, 4.0):
-        made = parts.make(one_layer(optim__matrix_lr_ratio=ratio), make_mesh(), lm.make)
+        made = parts.make(one_layer(optim__rates=(f"layers_.*/kernel {ratio}",)), make_mesh(), lm.make)
         now, _ = made.create()
         after, metrics = jax.jit(made.step())({}, now, BATCHES[0])
         moved.append(jax.tree.map(lambda a, b: np.asarray(b - a), now.params["params"], after.params["params"]))

@@ -11,6 +11,7 @@ import tiny_models as tiny
 
 from jaxlm import config
 from jaxlm.config import ConfigError, config_files
+from jaxlm.devices import tree
 from jaxlm.step import optim
 
 
@@ -245,7 +246,7 @@ def test_no_optimizer_has_a_number_that_is_not_finite_by_design(name):
 
 def test_matrices_have_a_rate_of_their_own():
     """A tree like the parameters; with a ratio of 1, or of parameters that nobody named, one rate as ever."""
-    c = optim_config(schedule="linear", matrix_lr_ratio=4.0, decay_at_step=800)
+    c = optim_config(schedule="linear", rates=("layers_.*/kernel 4",), decay_at_step=800)
     one, each = optim.rates(c, 1000), optim.rates(c, 1000, MATRICES)
     for step in (1, 50, 500, 900):
         rates = each(step)
@@ -256,11 +257,11 @@ def test_matrices_have_a_rate_of_their_own():
     assert jax.tree.structure(plain(50)) == jax.tree.structure(0)
 
 
-def test_a_ratio_for_matrices_of_which_none_is_trained_is_refused():
+def test_a_pattern_that_gives_no_parameter_its_rate_is_refused():
     factors = {"layers_0": {"attn": {"q": {"lora_a": jnp.ones((4, 2)), "lora_b": jnp.ones((2, 4))}}}}
     for what in (lambda c: optim.make(c, factors), lambda c: optim.rates(c, 1000, factors)):
-        with pytest.raises(ConfigError, match=r"matrix_lr_ratio=4 needs layer kernels; only .*lora_a, .* are trained"):
-            what(optim_config(matrix_lr_ratio=4.0))
+        with pytest.raises(ConfigError, match=r"kernel is the first match of no trained parameter .*lora_a, "):
+            what(optim_config(rates=("layers_.*/kernel 4",)))
 
 
 @pytest.mark.parametrize("ratio", [1.0, 4.0])
@@ -268,7 +269,9 @@ def test_decay_that_follows_the_rate_falls_as_its_square(ratio):
     """Against a loop in numpy, of AdamW by the paper; and without the key the decay falls as the rate alone."""
 
     def trained(follows: bool) -> dict:
-        c = optim_config(schedule="linear", decay_follows_rate=follows, matrix_lr_ratio=ratio, final_lr_ratio=0.0)
+        c = optim_config(
+            schedule="linear", decay_follows_rate=follows, rates=(f"layers_.*/kernel {ratio}",), final_lr_ratio=0.0
+        )
         c = dataclasses.replace(c, lr=0.1, warmup_steps=4)
         tx, rates, params = optim.make(c, PARAMS), optim.rates(c, 12, PARAMS), PARAMS
         state, update = tx.init(params), jax.jit(tx.update)
@@ -304,7 +307,7 @@ def test_decay_that_follows_the_rate_falls_as_its_square(ratio):
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0])
 def test_a_rate_left_to_the_rule_moves_nothing_where_a_step_is_only_timed(ratio):
-    c = dataclasses.replace(optim_config(decay_follows_rate=True, matrix_lr_ratio=ratio), lr=0.0)
+    c = dataclasses.replace(optim_config(decay_follows_rate=True, rates=(f"layers_.*/kernel {ratio}",)), lr=0.0)
     tx = optim.make(c, PARAMS)
     updates, _ = tx.update(PARAMS, tx.init(PARAMS), PARAMS, ok=True, rate=jnp.zeros(()))
     assert all(bool(jnp.isfinite(update).all()) for update in jax.tree.leaves(updates))
@@ -312,7 +315,7 @@ def test_a_rate_left_to_the_rule_moves_nothing_where_a_step_is_only_timed(ratio)
 
 def test_the_state_has_the_same_form_with_and_without_the_new_keys():
     """So that a run goes on when they are changed."""
-    new = {"decay_follows_rate": True, "matrix_lr_ratio": 4.0}
+    new = {"decay_follows_rate": True, "rates": ("layers_.*/kernel 4",)}
     for name in ("adamw", "muon"):
         forms = {
             jax.tree.structure(optim.make(optim_config(name=name, **changes), MATRICES).init(MATRICES))
@@ -330,7 +333,7 @@ def test_some_rows_learn_at_another_rate():
     grads = jax.tree.map(lambda p: jnp.arange(1.0, 1 + p.size).reshape(p.shape), params)
     found, states = [], []
     for rows, ratio in (((), 10.0), ((5, 7), 10.0), ((5, 7), 1.0)):
-        tx = optim.make(optim_config(rows_lr_ratio=ratio), params, rows)
+        tx = optim.make(optim_config(rates=(f"rows {ratio}",)), params, rows)
         updates, state = tx.update(grads, tx.init(params), params, ok=jnp.bool_(True))
         found.append(updates)
         states.append(jax.tree.structure(state))
@@ -341,3 +344,42 @@ def test_some_rows_learn_at_another_rate():
     np.testing.assert_array_equal(faster["head"]["kernel"], plain["head"]["kernel"] * ratios)
     jax.tree.map(np.testing.assert_array_equal, once, plain)
     assert states[1] == states[2]
+
+
+PATHS = {
+    "embed": {"embedding": jnp.ones((8, 4))},
+    **{f"layers_{i}": {"mlp": {"up": {"kernel": jnp.ones((4, 6)), "bias": jnp.ones(6)}}} for i in range(3)},
+}
+
+
+def test_rates_by_part():
+    """The first pattern that matches counts; "0.5^" halves from layer to layer; what none matches has the rate itself."""
+    c = optim_config(schedule="constant", rates=("layers_1/.*/kernel 3", "layers_.* 0.5^"))
+    rates = optim.rates(c, 1000, PATHS)(500)
+    times = {name: float(rate) for name, rate in tree.named_leaves(rates)}
+    assert times == {
+        "embed/embedding": 1.0,
+        "layers_0/mlp/up/kernel": 0.25,
+        "layers_0/mlp/up/bias": 0.25,
+        "layers_1/mlp/up/kernel": 3.0,
+        "layers_1/mlp/up/bias": 0.5,
+        "layers_2/mlp/up/kernel": 1.0,
+        "layers_2/mlp/up/bias": 1.0,
+    }
+    assert optim.table(dataclasses.replace(c, lr=0.01), {"params": PATHS}) == [
+        ["RATES", "parameters", "peak"],
+        ["  layers_1/.*/kernel", "24", "0.03"],
+        ["  layers_.*", str(30 + 6 + 30), "0.0025 to 0.01"],
+        ["  all others", "32", "0.01"],
+    ]
+    assert optim.table(optim_config(), {"params": PATHS}) == []
+    with pytest.raises(ConfigError, match=r"layers_1/mlp/.* is the first match of no trained parameter"):
+        optim.make(optim_config(rates=("layers_.* 2", "layers_1/mlp/.* 3")), PATHS)
+
+
+def test_rows_have_their_rate_also_in_a_table_of_another():
+    params = {"embed": {"embedding": jnp.ones((8, 4))}}
+    tx = optim.make(optim_config(rates=("embed/.* 0.5", "rows 10")), params, (5,))
+    updates, _ = tx.update(params, tx.init(params), params, ok=jnp.bool_(True))
+    updates = updates["embed"]["embedding"]
+    np.testing.assert_allclose(updates[5] / updates[4], 20.0)  # the step multiplies both by half of the rate

@@ -175,7 +175,7 @@ class Attempt:
             check_base(meta.get("base", {}), base, self.opened.folder)
             frozen = parts.load_frozen(origin)
         elif ready.config.origin_state:
-            state, frozen, meta = origin.branch(parts, ready.data.fingerprint())
+            state, frozen, meta = origin.branch(parts, ready.data)
         else:
             (state, frozen), meta = parts.create(origin), {}
         data = self._pass_over(int(state.step), meta.get("passed_over", ()), [r["batches"] for r in rollbacks])

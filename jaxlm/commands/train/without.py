@@ -14,6 +14,7 @@ from ml_collections import config_dict
 from jaxlm.config import ConfigError, branch, config_files, resolve
 from jaxlm.data.batches import removed
 from jaxlm.data.batches.open import open_order
+from jaxlm.data.shards import removal
 from jaxlm.data.shards.mixture import step_of
 from jaxlm.host import files
 from jaxlm.host.console import count, dollars, duration, say
@@ -49,7 +50,13 @@ def config(args: argparse.Namespace, overrides: Sequence[str]) -> config_dict.Co
     config = branch.begun(run, "without", found.begins)
     config.data.without = str(path.resolve())
     config.stability.skip = tuple(f"{first}:{last}" for first, last in ledger.read(run)["passed_over"])
-    return branch.finished(config, run, overrides)
+    config = branch.finished(config, run, overrides)
+    kept = pathlib.Path(config.workdir, removal.LIST)
+    if kept.is_file() and kept.read_bytes() != path.read_bytes():
+        raise ConfigError(
+            f"{config.workdir} does without the documents of {kept}, not {path}: give another --config.workdir"
+        )
+    return config
 
 
 def find(run: pathlib.Path, path: pathlib.Path) -> Branch:

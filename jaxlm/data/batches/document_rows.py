@@ -36,6 +36,7 @@ from jaxlm.data.shards.verify import Entry
 # Epochs of a source after which its tokens teach less than new tokens (Muennighoff et al. 2023, arXiv:2305.16264).
 MOST_PASSES = 4
 _ROUNDS = 6
+LEFT_OUT = "(left out: data.without)"  # in place of a document's text
 _FIRST_ITEMS = 16  # the shards of these are verified before all others
 _CHUNK = 65_536  # tokens read at a time, to count their bytes
 
@@ -216,7 +217,8 @@ class Rows(Order):
         return list(entries.values())
 
     def places(self, step: int) -> list[str]:
-        return [part.document for part in describe_batch(self, step - 1, snippet_chars=0)]
+        batch = describe_batch(self, step - 1, snippet_chars=0)
+        return [traced.document for traced in batch if traced.text != LEFT_OUT]
 
     def passes(self, steps: int) -> dict[str, float]:
         """See `Order`. Raises ConfigError if a mixture is wrong."""
@@ -236,12 +238,16 @@ class Rows(Order):
 
     @functools.cached_property
     def first_removed(self) -> float:
-        """The number, from 1, of the first batch that holds a removed document; infinity if none ever does."""
+        """The number, from 1, of the first batch that is not passed over and holds a removed document; infinity for none."""
         places = self.removed.places if self.removed else {}
         rows = {name: rows_of(self, name, places_Nx2) for name, places_Nx2 in places.items() if name in self.plan.names}
-        for batches in (1 << power for power in range(10, 41)):
-            if numbers := [found[0] for found in (self.plan.find(*of, batches) for of in rows.items()) if len(found)]:
-                return 1 + int(min(numbers))
+        rows = {name: of_source for name, of_source in rows.items() if len(of_source)}  # none in a stream's last tokens
+        for batches in (1 << power for power in range(10, 41) if rows):
+            numbers = np.concatenate([1 + self.plan.find(*of_source, batches) for of_source in rows.items()])
+            for first, last in self.passed_over:
+                numbers = numbers[(numbers < first) | (numbers > last)]
+            if len(numbers):
+                return int(numbers.min())
         return math.inf
 
     def parts(self) -> dict[str, str]:
@@ -254,7 +260,7 @@ class Rows(Order):
             "seq_len": str(self.seq_len),
             "batch_size": str(self.batch_size),
             **(self.final.fingerprint(names) if self.final else {}),
-            **({"without": self.removed.sha256, "without_batch": f"{self.first_removed:g}"} if self.removed else {}),
+            **({"without": self.removed.sha256, "without_batch": f"{self.first_removed:.0f}"} if self.removed else {}),
         }
 
 
@@ -390,5 +396,6 @@ def describe_batch(order: Rows, item: int, snippet_chars: int = 200) -> Iterator
             first, end = max(start, document.start), min(stop, document.start + document.tokens)
             # No character takes more than four tokens, one for each of its bytes.
             text = coder.decode(order.streams[source].read(first, min(end, first + 4 * snippet_chars)))
-            part = document.doc_id, first - document.start, end - first, text[:snippet_chars]
+            left_out = order.removed and len(order.removed.near(name, document.start, document.start + document.tokens))
+            part = document.doc_id, first - document.start, end - first, LEFT_OUT if left_out else text[:snippet_chars]
             yield Traced(slot, name, epoch, row, *part)

@@ -26,13 +26,18 @@ def open_order(config: Config, passed_over: Windows = (), check: bool = True) ->
 
 
 def keep_list(config: Config) -> None:
-    """Copies `data.without` into the run's folder. Raises ConfigError if the run has another list."""
+    """Copies `data.without` into the folder of a new run. Raises ConfigError if the run has another list."""
+    folder = pathlib.Path(config.workdir)
+    kept, path, saved = folder / removal.LIST, files.expanded(config.data.without), folder / "config.json"
     if not config.data.without:
         return
-    kept, path = pathlib.Path(config.workdir, removal.LIST), files.expanded(config.data.without)
     if not kept.is_file():
         lists.read(path, "data.without")
-        files.write_atomically(kept, path.read_bytes())
+        if not files.has_steps(folder / "checkpoints"):  # else the order of its batches is refused
+            files.write_atomically(kept, path.read_bytes())
+    # Later changes of the file that the run began with do not concern it.
+    elif saved.is_file() and config_files.from_run(saved).data.without == config.data.without:
+        return
     elif path.is_file() and path.read_bytes() != kept.read_bytes():
         raise ConfigError(
             f"{config.workdir} does without the documents of {kept}, not {path}: give another --config.workdir"

@@ -17,7 +17,7 @@ from jaxlm.data.shards.mixture import Windows, merge_windows
 from jaxlm.data.tokenizer.coder import Encoded
 
 _FINAL = {"final": "data.final.weights", "final_share": "data.final.share"}
-_REMOVED = {"without": "data.without", "without_batch": "data.without's first batch"}
+_REMOVED = {"without": "data.without"}
 
 
 class Order:
@@ -82,7 +82,7 @@ def check_fingerprint(
     The final mixture may move, because `train.steps` was raised, as long as none of its batches was trained on. A branch
     may change the final mixture, and begin to do without documents, under the same condition.
     """
-    names = {key: key for key in current if key != "sha256" and not key.startswith("final")} | _REMOVED
+    names = {key: key for key in current if key != "sha256" and not key.startswith(("final", "without"))} | _REMOVED
     windows = merge_windows(passed_over)
     if (
         branch

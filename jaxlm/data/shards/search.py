@@ -5,14 +5,12 @@ All tokens, or those of the places where an index (`string_index`) says that the
 `overlap` finds copies by ids, of many texts at once, for the red team; here they are found by bytes, with their documents.
 """
 
-import collections
 import dataclasses
 import hashlib
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-import ahocorasick
 import numpy as np
 
 from jaxlm.data.shards.shards import SPLITS, DataDir, Document
@@ -119,22 +117,6 @@ def matches(
                 place = source, split, each.doc_id, each.start, each.tokens
                 yield Match(*place, len(spans), " ".join(words.split()), hashlib.sha256(content).hexdigest())
         tell(done := done + len(ids_N))
-
-
-def holders(data: DataDir, strings: Iterable[str], tell: Tell) -> Iterator[tuple[str, str, dict[str, int]]]:
-    """Yields (source, id, string -> times) of the training documents that hold any of the strings, in one pass for all.
-
-    `tell` gets the number of training tokens that were searched.
-    """
-    automaton, decode, done = ahocorasick.Automaton(), data.decoder(), 0
-    for string in strings:
-        automaton.add_word(string.encode().decode("latin-1"), string)  # a character a byte
-    automaton.make_automaton()
-    for source in data.sources if automaton else ():
-        for each, ids_N in each_document(data, source, "train"):
-            if held := collections.Counter(found for _, found in automaton.iter(str(decode(ids_N)[0], "latin-1"))):
-                yield source, each.doc_id, held
-            tell(done := done + len(ids_N))
 
 
 def copies(texts: Iterable[Group], decode: Decoder, text: bytes, tell: Tell) -> list[Copy]:

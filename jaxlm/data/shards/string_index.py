@@ -30,6 +30,7 @@ SHORTEST = 3  # bytes of a string that can be looked up
 _BLOCK, _OVERLAP = 32 << 10, 1 << 10  # bytes; of a longer string the first `_OVERLAP` bytes are looked up
 _PLACE = ("stream", "first", "stop")  # of a block: its stream's number, the range of tokens of its documents
 _DIGESTS = "sha256.json"
+_FORMAT = 2  # raised when blocks, folding or decoding change: older indexes are built again
 _CACHE = "~/.cache/jaxlm/index"  # for data that others own, or that can't be written
 _TOGETHER = 2048  # blocks of one of tantivy's indexes: it holds them in memory, and merging its files would take more
 _HEAP = 64_000_000  # bytes of tantivy's writer
@@ -98,13 +99,17 @@ def open_index(data: DataDir) -> StringIndex | None:
         return None
 
 
+def _made_by() -> str:
+    return f"{_FORMAT}, tantivy {tantivy.__version__}"
+
+
 def _sound(folder: pathlib.Path) -> bool:
     """True if all files of an index are as they were written."""
     stored = files.json_there(folder / _DIGESTS)
     with contextlib.suppress(OSError, *files.MANGLED), ThreadPoolExecutor(files.threads()) as pool:
         digests = pool.map(file_sha256, (folder / name for name in stored["files"]))
         same = stored["files"] == dict(zip(stored["files"], digests, strict=True))
-        return same and stored["by"] == tantivy.__version__
+        return same and stored["by"] == _made_by()
     return False
 
 
@@ -114,7 +119,7 @@ def _build(data: DataDir, folder: pathlib.Path) -> None:
     Raises OSError or, as tantivy does, ValueError if a file can't be written.
     """
     if folder.exists():
-        say(f"the index {folder} is damaged, unfinished or of another version of tantivy: it is built again")
+        say(f"the index {folder} is damaged, unfinished or of another version: it is built again")
     for old in folder.parent.iterdir() if folder.parent.parent == data.path else [folder]:
         shutil.rmtree(old, ignore_errors=True)
     tokens = search.tokens_to_search(data)
@@ -126,7 +131,7 @@ def _build(data: DataDir, folder: pathlib.Path) -> None:
                 together = itertools.chain([first], itertools.islice(blocks, _TOGETHER - 1))
                 _write(folder / f"{number:06d}", together, threads)
         names = [path.relative_to(folder).as_posix() for path in folder.glob("*/*") if path.suffix != ".lock"]
-        stored = {"by": tantivy.__version__, "files": {name: file_sha256(folder / name) for name in names}}
+        stored = {"by": _made_by(), "files": {name: file_sha256(folder / name) for name in names}}
         files.write_atomically(folder / _DIGESTS, json.dumps(stored).encode())
     except BaseException:  # ctrl-C too
         shutil.rmtree(folder, ignore_errors=True)

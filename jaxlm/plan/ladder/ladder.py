@@ -42,6 +42,7 @@ from jaxlm.plan.tune import machines
 
 FOLDER, FILE, VERSION = "ladder", "ladder.json", 1  # WORKDIR/ladder/ladder.json, if --out names no other folder
 FORETOLD = (0.25, 0.5, 1, 2)  # of the target's tokens
+DONE = "runs that are done are kept"
 TOO_LONG = 1.05  # times the given hours; longer ladders are refused
 Ladder = dict[str, typing.Any]
 
@@ -69,10 +70,11 @@ def begin(config: Config, order: Rows, folder: pathlib.Path, asked: Asked, name:
     if ladder:
         was = {"sizes": ladder["sizes"], "tokens": ladder["budgets"], "hours": ladder["hours"]["limit"]}
         wanted = {"sizes": list(asked.sizes), "tokens": list(asked.budgets), "hours": asked.hours}
-        _check_same(folder, ladder["same"] | was, same | {key: value for key, value in wanted.items() if value})
+        was |= older.with_rates(ladder["same"], "optim.")
+        _check_same(folder, was, same | {key: value for key, value in wanted.items() if value})
         climbed = rungs.rungs(config, ladder["sizes"], ladder["budgets"], folder)
         if [run["name"] for run in ladder["runs"]] != [rung.name for rung in climbed]:
-            raise ConfigError(f"{folder / FILE} is damaged: delete it; runs that are done are kept")
+            raise ConfigError(f"{folder / FILE} is damaged: delete it; {DONE}")
     else:
         planned, climbed = _planned(config, folder, asked, held_out)
         ladder = _new(config, order, name) | {"same": same} | planned
@@ -211,23 +213,12 @@ _FIT = {"law": {str: files.NUMBER}, "noise": files.NUMBER, "from": {"parameters"
 
 def read(folder: pathlib.Path) -> dict[str, typing.Any] | None:
     """Returns the ladder in LADDER/ladder.json; None if there is no such file. Raises ConfigError if it can't be used."""
-    path = folder / FILE
-    try:
-        ladder = files.json_of(path.read_bytes())
-        if ladder["version"] != VERSION:
-            raise ConfigError(f"{path} is of version {ladder['version']}, this jaxlm writes {VERSION}: delete it")
-        if problem := files.problem(ladder, _SHAPE | ({"fit": _FIT} if ladder["fit"] else {})):
-            raise ValueError(problem)
-        fit_of(ladder)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise ConfigError(f"{path} can't be read: {error.strerror}; name another folder") from error
-    except ConfigError:
-        raise
-    except files.MANGLED as error:
-        raise ConfigError(f"{path} is damaged: delete it; runs that are done are kept") from error
-    return ladder
+
+    def check(ladder: Ladder) -> str:
+        problem = files.problem(ladder, _SHAPE | ({"fit": _FIT} if ladder["fit"] else {}))
+        return problem or (fit_of(ladder) and "") or ""
+
+    return files.kept(folder / FILE, VERSION, check, DONE)
 
 
 def write(folder: pathlib.Path, ladder: Mapping[str, typing.Any]) -> None:

@@ -122,14 +122,14 @@ def rung(config: Config, width: int, budget: float, folder: pathlib.Path, times:
     optim = {
         "lr": float(f"{off * small.lr * times:.3g}"),
         # With 0 the matrices would train at the rule's rate, whatever `times` is.
-        "matrix_lr_ratio": o.matrix_lr_ratio or float(f"{small.matrix_lr_ratio / off:.3g}"),
+        "rates": o.with_matrices(o.matrix_lr_ratio or float(f"{small.matrix_lr_ratio / off:.3g}")),
         "warmup_steps": min(round(o.warmup_steps * share), steps - 1),
         "decay_at_step": min(round(o.decay_at_step * share), steps - 1),
         "schedule_steps": 0,
     }
     name = f"d{width}-{human(budget)}" + (f"-rate{times:g}" if times != 1 else "")
     changed = dataclasses.replace(with_keys(changed, optim=optim), workdir=str(folder / "runs" / name))
-    return Rung(name, "grid" if times == 1 else "rate", times, small.lr, _alone(changed))
+    return Rung(name, "grid" if times == 1 else "rate", times, small.lr, alone(changed))
 
 
 def by_rule(config: Config) -> OptimConfig:
@@ -147,8 +147,8 @@ def batch_size(config: Config, budget: float) -> int:
     return rows
 
 
-def _alone(c: Config) -> Config:
-    """Returns the config without phases, mirror, messages, samples, benchmarks and traces: a ladder's run needs none."""
+def alone(c: Config) -> Config:
+    """Returns the config without phases, mirror, messages, samples, benchmarks and traces: one of many runs needs none."""
     seldom = {"every_steps": 0, "every_minutes": pace.AUTO, "keep_last": 1, "keep_every": 0, "keep_best": 0}
     by_loss = {"best_metric": "val/loss", "best_is": "lowest", "mirror": "", "max_unprotected_usd": 0.0}
     return with_keys(

@@ -1,4 +1,4 @@
-"""Trains a config in a child process, with its output in a file, and reads the result. For `jaxlm ladder`."""
+"""Trains a config in a child process, with its output in a file, and reads the result. For `jaxlm ladder` and `jaxlm sweep`."""
 
 import contextlib
 import dataclasses
@@ -7,14 +7,21 @@ import os
 import pathlib
 import sys
 import typing
+from collections.abc import Callable, Sequence
+
+import jax
 
 from jaxlm import config as config_lib
-from jaxlm.config import BY_RULE, Config, ConfigError, config_files
+from jaxlm.config import Config, ConfigError, config_files
+from jaxlm.data.batches import which_data
+from jaxlm.devices import processes
+from jaxlm.host import console
+from jaxlm.host.console import hours, say
 from jaxlm.run import ledger, metrics, workdir
 from jaxlm.run.survive import supervisor
 
 OUTPUT = "output.txt"  # in the run's folder: all that the process says and prints
-_LEFT = (*(f"optim.{key}" for key in BY_RULE), "model.vocab_size")  # 0 = by rule, by the data
+_LEFT = ("optim.lr", "optim.b2", "model.vocab_size")  # 0 = by rule, by the data
 # Keys that change where or how fast a run is trained, not its result.
 _OF_THE_MACHINE = ("optim.offload", "model.offload", "model.attention")
 _OF_THE_MACHINE += ("model.remat", "model.scan_layers", "model.fuse_projections")
@@ -22,7 +29,7 @@ _OF_THE_MACHINE += ("model.remat", "model.scan_layers", "model.fuse_projections"
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The measurements of a run that has done all its steps. `loss`: held-out; None if it is not finite."""
+    """The measurements of a run that has done all its steps. `loss`: held-out, or another metric; None if it is not finite."""
 
     loss: float | None
     bits_per_byte: dict[str, float]
@@ -39,6 +46,59 @@ def train(config: Config) -> int:
         return supervisor.Supervisor(command, config, output=output).run()
 
 
+Entry = dict[
+    str, typing.Any
+]  # of a run in a file: loss (None until it is done), why (it has none; or ""), hours, planned_hours
+After = Callable[[Entry, Config, str], None]
+
+
+def check(config: Config, word: str | None, overrides: Sequence[str], verb: str) -> None:
+    """Leaves the devices to the runs. Raises ConfigError if there can be no runs one after another here, or no data."""
+    supervisor.wanted("on")  # or says that this needs Linux
+    if processes.several(config.distributed):
+        raise ConfigError(
+            f"jaxlm {verb} trains in one process at a time: start it on one host, without config.distributed"
+        )
+    which_data.check(config, word, overrides, say)
+    jax.config.update("jax_platforms", "cpu")
+
+
+def train_all(
+    runs: Sequence[Entry], configs: Sequence[Config], after: After, refused: Callable[[Entry], str] = lambda run: ""
+) -> int:
+    """Trains the runs that are not done, one after another; returns the exit code.
+
+    Args:
+      after: puts the result of a run into its entry, and writes it. It gets a text if the run stopped itself: why.
+      refused: returns why a run is not begun, which ends it all with code 3; "" if it is begun.
+    """
+    for number, (run, config) in enumerate(zip(runs, configs, strict=True), start=1):
+        if _done(run):
+            continue
+        place = pathlib.Path(config.workdir)
+        what = f"run {number} of {len(runs)}, {place.name}"
+        if line := refused(run):
+            say(f"{what}: not begun: {line}")
+            return 3
+        with console.working(what, end=False, quiet=True):
+            code = train(config)
+        if code == 4:
+            say(f"{what}: interrupted; the same command resumes")
+            return code
+        after(run, config, last_words(place) if code == 3 else "")
+        if not _done(run):
+            say(f"{what}: ended with code {code}: {last_words(place)} (its output: {place / OUTPUT})")
+            return code or 1
+        left = sum(other["planned_hours"] or 0.0 for other in runs if not _done(other))
+        came = "it diverged" if run["loss"] is None else f"loss {run['loss']:.4f}"
+        say(f"{what}: {came}, {hours(run['hours'])}" + (f"; about {hours(left)} left" if left else ""))
+    return 0
+
+
+def _done(run: Entry) -> bool:
+    return run["loss"] is not None or bool(run["why"])
+
+
 def last_words(folder: pathlib.Path) -> str:
     """Returns the last line that the run's process in a folder wrote; "" if there is none."""
     lines = [""]
@@ -48,14 +108,14 @@ def last_words(folder: pathlib.Path) -> str:
     return next(filter(None, reversed(lines)), "")
 
 
-def result(config: Config, mixture: dict[str, float]) -> Result | None:
+def result(config: Config, mixture: dict[str, float], metric: str = metrics.HELD_OUT) -> Result | None:
     """Returns the result of the run in `workdir`; None if it is not done. Raises ConfigError if another run is there."""
     folder, steps = pathlib.Path(config.workdir), config.train.steps
     path = folder / "metrics.jsonl"
     if not path.is_file():
         return None
     _check_same(folder, config)
-    losses = metrics.held_out_losses(path, ledger.read(folder)["rollbacks"])
+    losses = metrics.held_out_losses(path, ledger.read(folder)["rollbacks"], metric)
     if steps not in losses:
         return None
     records = metrics.read(path)
@@ -66,16 +126,24 @@ def result(config: Config, mixture: dict[str, float]) -> Result | None:
     weight = sum(mixture[source] for source in bits)
     mean = sum(mixture[source] * length[source] for source in bits) / weight if weight else None
     loss = losses[steps] if math.isfinite(losses[steps]) else None
-    wall_s = max(record.get("wall_s") or 0.0 for record in records.values())
-    return Result(loss, bits, mean, wall_s / 3600)
+    return Result(loss, bits, mean, spent(config))
+
+
+def spent(config: Config) -> float:
+    """Returns the hours that the run in `workdir` has taken so far."""
+    records = metrics.records(pathlib.Path(config.workdir) / "metrics.jsonl")
+    return max((record.get("wall_s") or 0.0 for record in records), default=0.0) / 3600
 
 
 def _check_same(folder: pathlib.Path, config: Config) -> None:
     """Raises ConfigError if the folder's run has another value of a `_trained` key. A 0 that a rule fills fits any value."""
     try:
-        saved = _trained(config_lib.resolve(config_files.from_run(folder / "config.json")))
+        begun = config_lib.resolve(config_files.from_run(folder / "config.json"))
     except (OSError, ConfigError):
         return  # none yet, or training says what is wrong
+    ratio = config.optim.matrix_lr_ratio or begun.optim.matrix_lr_ratio
+    config = config_lib.with_keys(config, optim={"rates": config.optim.with_matrices(ratio)})
+    saved = _trained(begun)
     for key, now in _trained(config).items():
         if saved[key] != now and not (now == 0 and key in _LEFT):
             raise ConfigError(f"{folder} holds another run, with {key}={saved[key]} where now it is {now}: delete it")
@@ -85,6 +153,9 @@ def _trained(config: Config) -> dict[str, typing.Any]:
     """Returns key -> value of all keys on which the result of a run on the same data depends."""
     whole = dataclasses.asdict(config)
     keys = {"train": ("steps", "batch_size", "seq_len"), "loss": ("z_loss",)}
-    keys |= {section: whole[section] for section in ("model", "optim")}
+    keys |= {
+        section: whole[section]
+        for section in ("model", "optim", "adapter", "dpo", "policy", "rollout", "reward", "replay")
+    }
     flat = {f"{section}.{key}": whole[section][key] for section in keys for key in keys[section]}
     return {"seed": config.seed} | {key: flat[key] for key in flat if key not in _OF_THE_MACHINE}

@@ -115,6 +115,7 @@ def test_a_branch_may_begin_before_the_first_batch_and_a_run_keeps_its_list(tmp_
     check_fingerprint(saved, current, first - 1, branch=True)
     check_fingerprint(saved, current, first - 3, [[1, 2]], branch=True)
     check_fingerprint(current, current, STEPS)
+    check_fingerprint(current, current | {"without_batch": "1"}, STEPS)  # as more steps may move a final mixture
     for was, now, done, options in (
         (saved, current, first, {"branch": True}),
         (saved, current, first - 2, {"branch": True, "passed_over": [[1, 2]]}),
@@ -126,6 +127,40 @@ def test_a_branch_may_begin_before_the_first_batch_and_a_run_keeps_its_list(tmp_
         with pytest.raises(ConfigError, match=r"data\.without was") as error:
             check_fingerprint(was, now, done, **options)
         assert "\n" not in str(error.value)
+
+
+def test_a_document_that_no_row_holds_is_never_seen(tmp_path, data):
+    """The last tokens of a stream fill no row."""
+    whole, branch = orders(tmp_path, data, seq_len=200, chosen=[("b", "train", -1)])
+    tokens = data.token_counts()["b"]
+    assert branch.removed.places["b"][0, 0] > (tokens - 1) // 200 * 200
+    assert branch.first_removed == np.inf
+    assert branch.fingerprint()["without_batch"] == "inf"
+    assert whole.first_removed == np.inf
+
+
+def test_batches_that_are_passed_over_show_no_document(tmp_path, data):
+    _, branch = orders(tmp_path, data, chosen=[("a", "train", 9)])
+    first = branch.first_removed
+    later = branch.passing_over([(first, first)])
+    seen = [later.batch_number(item + 1) for item in range(STEPS) if not later.batch(item)["weights"].all()]
+    assert later.first_removed == seen[0] > first
+
+
+def test_a_large_batch_number_stays_whole(tmp_path, data):
+    _, branch = orders(tmp_path, data)
+    branch.__dict__["first_removed"] = 1234567
+    assert branch.parts()["without_batch"] == "1234567"
+
+
+def test_a_step_names_no_document_that_is_left_out(tmp_path, data):
+    whole, branch = orders(tmp_path, data)
+    gone = {
+        list(search.each_document(data, source, split))[n][0].doc_id for source, split, n in CHOSEN if split == "train"
+    }
+    named = [order.places(step) for order in (whole, branch) for step in range(1, 9)]
+    assert gone & {doc_id for step in named[:8] for doc_id in step}
+    assert [[doc_id for doc_id in step if doc_id not in gone] for step in named[:8]] == named[8:]
 
 
 def test_held_out_documents_alone_are_refused(tmp_path, data):

@@ -57,22 +57,6 @@ def test_it_finds_what_a_plain_scan_finds(data, monkeypatch, at_once):
         assert found == want
 
 
-def test_many_strings_are_counted_in_one_pass(data):
-    """With those of each training document alone; a string may hold another, overlap itself, or be nowhere."""
-    everything, done = texts(data), []
-    strings = ["sea", "sea was", "e", "moon", "ee", "é", "was and."]
-    found = {(source, doc_id): held for source, doc_id, held in search.holders(data, strings, done.append)}
-    want = {}
-    for (source, split, doc_id), text in everything.items():
-        times = {s: len(re.findall(f"(?={re.escape(s)})".encode(), text)) for s in strings}
-        if split == "train" and any(times.values()):
-            want[source, doc_id] = {string: count for string, count in times.items() if count}
-    assert found == want
-    assert {string for held in want.values() for string in held} >= {"sea was", "sea", "ee"}
-    assert done[-1] == sum(data.token_counts().values())
-    assert list(search.holders(data, [], done.append)) == []
-
-
 @pytest.mark.parametrize("pattern", ["^[a-z]+", r"[a-z.]+$", r"(?<=\.)[a-z]", r"(?<![a-z.])s", r"\bsea\b", "[é]|moon"])
 def test_a_pattern_sees_one_document_alone(data, pattern):
     want = {key for key, text in texts(data).items() if re.search(pattern, text.decode())}

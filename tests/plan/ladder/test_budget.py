@@ -178,7 +178,7 @@ def test_both_rates_are_those_that_the_command_trains_with():
     assert (row["lr"], row["b2"]) == (trained.lr, trained.b2)
     assert row["matrix_lr"] == pytest.approx(trained.lr * trained.matrix_lr_ratio, rel=0.01)
     assert row["matrix_lr"] != row["lr"]
-    one = on("H100", 50, "optim.matrix_lr_ratio=1")
+    one = on("H100", 50, "optim.rates=('layers_.*/kernel 1',)")
     assert one["matrix_lr"] == one["lr"] == pytest.approx(row["matrix_lr"], rel=0.01)
 
 

@@ -118,7 +118,7 @@ def test_two_rates_by_rule_scale_each_by_its_own_and_vary_together(own):
 
 
 def test_a_ratio_that_is_given_holds_the_matrices_to_the_rule_for_muon():
-    run = rungs.rung(resolve("speed_1b", "optim.matrix_lr_ratio=4"), 512, 4e8, LADDER).config
+    run = rungs.rung(resolve("speed_1b", "optim.rates=('layers_.*/kernel 4',)"), 512, 4e8, LADDER).config
     assert 4 * run.optim.lr == pytest.approx(rules.muon_rate(rules.of(run)).value, rel=0.01)
 
 
@@ -211,7 +211,7 @@ def test_the_hours_that_are_named_are_enough(name, speed, hours):
 
 @pytest.mark.parametrize("ratio", ["0", "1", "4"])
 def test_the_rule_that_a_run_is_compared_with_is_not_its_own_rate(ratio):
-    c = resolve("speed_1b", "optim.lr=3e-3", f"optim.matrix_lr_ratio={ratio}")
+    c = resolve("speed_1b", "optim.lr=3e-3", f"optim.rates=('layers_.*/kernel {ratio}',)")
     run = rungs.rung(c, 512, 4e8, LADDER)
     small = rules.of(run.config)
     rule = rules.adamw_rate(small).value if ratio == "0" else rules.muon_rate(small).value / float(ratio)

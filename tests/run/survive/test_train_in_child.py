@@ -78,7 +78,7 @@ def test_what_changes_no_loss_or_is_left_to_the_rule_that_the_run_followed_is_no
 
 def test_a_run_from_before_a_key_existed_has_its_default(tmp_path):
     saved = json.loads(config.to_json(resolve(tmp_path)))
-    del saved["optim"]["rows_lr_ratio"], saved["model"]["qkv_bias"]
+    del saved["optim"]["rates"], saved["model"]["qkv_bias"]
     (tmp_path / "config.json").write_text(json.dumps(saved))
     write(tmp_path, last())
     assert train_in_child.result(resolve(tmp_path), MIXTURE)

@@ -1,0 +1,120 @@
+"""`jaxlm average`: makes the average of a run's checkpoints, a run of its own in RUN/average, measured beside them."""
+
+import argparse
+import dataclasses
+import functools
+import os
+import pathlib
+import shutil
+
+import jax
+
+from jaxlm import models
+from jaxlm.config import Config, ConfigError, config_files
+from jaxlm.data.batches.open import open_mixture
+from jaxlm.data.shards import vocabulary
+from jaxlm.data.tokenizer import coder
+from jaxlm.devices.processes import say, together
+from jaxlm.eval import held_out, model
+from jaxlm.host.console import print_table
+from jaxlm.host.redact import redact
+from jaxlm.run import ledger
+from jaxlm.run.checkpoints import keep, saving
+from jaxlm.run.workdir import TOKENIZER
+from jaxlm.train import origin, start
+
+Weights = dict[int, float]  # step -> its share of the average
+
+
+def run(config: Config, args: argparse.Namespace) -> int:
+    """Prints the held-out loss of each part and average, and writes the best average to RUN/average.
+
+    Without a flag the average is chosen by every other row of the held-out text; then the table has its loss on the others.
+    """
+    model.check_run(config, args.config)
+    folder = pathlib.Path(config.workdir)
+    if config.adapter.kind != "none":
+        raise ConfigError(f"{folder} trained an adapter: only whole models are averaged")
+    ways = together(lambda: _ways(folder, args))
+    parts = {step: origin.open(folder, step) for step in sorted({step for way in ways.values() for step in way})}
+    latest = model.restore(config, str(max(parts)))
+    abstract = models.abstract_params(latest.model)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, latest.variables["params"])
+    averages = {name: origin.averaged([parts[step] for step in way], list(way.values())) for name, way in ways.items()}
+    measured = {f"step {step}": part for step, part in parts.items()} | averages
+    evaluate = _evaluator(latest, config)
+    rows = []
+    with jax.set_mesh(latest.mesh):
+        for name, weights in measured.items():
+            losses = evaluate({"params": weights.params(abstract, shardings)})
+            row = {"checkpoint": name, "parts": len(ways.get(name, "1"))}
+            rows.append(row | {"chosen_by": losses["val/even"], "loss": losses["val/odd"]})
+    best = min((row for row in rows if row["checkpoint"] in ways), key=lambda row: row["chosen_by"])["checkpoint"]
+    _write(config, folder, averages[best], functools.partial(averages[best].params, abstract, shardings))
+    if jax.process_index() == 0:
+        print_table(rows, args.json)
+    say(f"wrote {folder / config_files.AVERAGE}: {best}, of the steps {', '.join(map(str, ways[best]))}")
+    say(f"next: jaxlm eval {folder}@{config_files.AVERAGE}, or any command that takes a run")
+    return 0
+
+
+def _ways(folder: pathlib.Path, args: argparse.Namespace) -> dict[str, Weights]:
+    """Returns name -> the average's weights. Raises ConfigError if a checkpoint is missing, or there are fewer than two."""
+    kept = [step for step in keep.steps(folder / "checkpoints") if step]
+    if args.steps:
+        asked = [int(word) for word in args.steps.split(",") if word.strip().isdecimal()]
+        if len(set(asked)) < 2 or len(asked) != args.steps.count(",") + 1 or set(asked) - set(kept):
+            raise ConfigError(f"--steps={args.steps}: two or more of the checkpoints {', '.join(map(str, kept))}")
+        return {"average": _equal(sorted(set(asked)))}
+    if len(kept) < 2:
+        raise ConfigError(
+            f"{folder} has {len(kept)} checkpoint{'s' * (len(kept) != 1)}, an average needs two: "
+            "--config.checkpoint.keep_last=10 keeps more"
+        )
+    if args.last is not None:
+        if not 2 <= args.last <= len(kept):
+            raise ConfigError(f"--last={args.last}: there are {len(kept)} checkpoints; at least 2 make an average")
+        return {f"last {args.last}": _equal(kept[-args.last :])}
+    if args.ema is not None:
+        if not 0 < args.ema < 1:
+            raise ConfigError(f"--ema={args.ema:g}: between 0 and 1")
+        return {f"ema {args.ema:g}": _ema(kept, args.ema)}
+    means = {f"last {count}": _equal(kept[-count:]) for count in (2, 3, 5, 10) if count <= len(kept)}
+    return means | ({f"ema {decay:g}": _ema(kept, decay) for decay in (0.5, 0.8)} if len(kept) > 2 else {})
+
+
+def _equal(steps: list[int]) -> Weights:
+    return dict.fromkeys(steps, 1 / len(steps))
+
+
+def _ema(steps: list[int], decay: float) -> Weights:
+    """Returns the weights of an exponential moving average that begins at the first step."""
+    shares = [decay ** (len(steps) - 1)] + [(1 - decay) * decay**after for after in range(len(steps) - 2, -1, -1)]
+    return dict(zip(steps, shares, strict=True))
+
+
+def _evaluator(run: model.Restored, config: Config) -> held_out.Evaluator:
+    """Returns the evaluator of the run's held-out text, in halves. Raises ConfigError if there is no text."""
+    data, mixture = open_mixture(config.data, config.prepare, vocabulary.required(config))
+    if not any(data.stream(source, "val").tokens > 1 for source in mixture):
+        raise ConfigError(f"{config.workdir} has no held-out text to measure averages by")
+    sizes = {"seq_len": config.train.seq_len, "tile": config.loss.tile_tokens}
+    return held_out.make(run.model, data, mixture, run.mesh, config.eval, **sizes, halves=True)
+
+
+def _write(config: Config, folder: pathlib.Path, average: origin.Origin, params) -> None:
+    """Writes the run in RUN/average, in place of an earlier one."""
+    out, part = folder / config_files.AVERAGE, folder / f".{config_files.AVERAGE}.part"
+    data = dataclasses.replace(config.data, dir=str(pathlib.Path(config.data.dir).resolve()))
+    made = dataclasses.replace(config, workdir=str(out), origin=str(folder.resolve()), origin_state=False, data=data)
+    together(lambda: shutil.rmtree(part, ignore_errors=True), first_only=True)
+    saving.save_weights(part / "checkpoints", params, redact(dataclasses.asdict(made)))
+
+    def finish() -> None:
+        coder.write(average.tokenizer(), part / TOKENIZER)
+        ledger.record_start(part, made, step=0, hardware=start.hardware(), manifest_sha256="", choices={}, changed=[])
+        ledger.end(part, step=0, code=0, why=f"averaged from checkpoints of {folder.resolve()}")
+        shutil.rmtree(out, ignore_errors=True)
+        os.rename(part, out)
+
+    together(finish, first_only=True)

@@ -1,0 +1,1 @@
+"""Many runs of one config: which differences between them are more than noise."""

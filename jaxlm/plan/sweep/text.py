@@ -1,0 +1,67 @@
+"""Writes the text of `jaxlm sweep`: its runs and their price, what it can tell apart, and what came of it."""
+
+import math
+import typing
+from collections.abc import Mapping
+
+from jaxlm.host.console import dollars, hours
+from jaxlm.plan.sweep.noise import LEVEL, POWER
+
+Sweep = Mapping[str, typing.Any]  # as `plan.sweep` describes it
+Table = list[list[str]]  # the first row is the head
+
+
+def runs(sweep: Sweep, left: float | None, usd_per_hour: float) -> str:
+    """Returns a line on the runs and the hours that they still take (None: unknown)."""
+    done = sum(run["loss"] is not None for run in sweep["runs"])
+    takes = "an unknown time" if left is None else f"about {hours(left)}"
+    takes += f", {dollars(left * usd_per_hour)}" if left and usd_per_hour else ""
+    return f"{len(sweep['runs'])} runs of {len(sweep['arms'])} arms, {done} done; the others take {takes}"
+
+
+def lines(sweep: Sweep) -> list[str]:
+    """Returns sentences on the noise, on the smallest difference, and on arms without a result."""
+    noise, borrowed, smallest, result = (sweep[key] for key in ("noise", "borrowed", "smallest", "result"))
+    told, size = [], "one seed tells nothing apart, unless a finished sweep like this lies beside it: give --seeds=3"
+    if smallest:
+        size = (
+            f"the smallest difference that all seeds tell apart, in {POWER:.0%} of cases: {smallest['scatters']:.2g} "
+        )
+        size += f"times a run's scatter; half of it takes {smallest['seeds_for_half']} seeds"
+    if df := noise["df"] + borrowed["df"]:
+        scatter = math.sqrt((noise["squares"] + borrowed["squares"]) / df)
+        of = f", {borrowed['df']} of them borrowed from {', '.join(borrowed['of'])}" * bool(borrowed["df"])
+        told.append(
+            f"noise: a run scatters by {_number(scatter)} beyond its arm and its seed ({df} degrees of freedom{of})"
+        )
+        size += f"; in numbers: {_number(smallest['scatters'] * scatter)}" if smallest else ""
+    why = {_arm(sweep, run["arm"]): f"{run['name']}: {run['why']}" for run in sweep["runs"] if run["why"]}
+    told += [size, *(f"left out: {name}: {words}" for name, words in why.items())]
+    return told + ([f"by the {result['seeds']} seeds that all arms have done"] if result else [])
+
+
+def tables(sweep: Sweep) -> list[Table]:
+    """Returns the table of arms and that of differences; [] before there is a result."""
+    if not (result := sweep["result"]):
+        return []
+    arms = [["arm", f"mean {sweep['same']['metric']}", "scatter over seeds"]]
+    for arm, mean, scatter in zip(*(result[key] for key in ("arms", "means", "scatters")), strict=True):
+        arms.append([_arm(sweep, arm), f"{mean:.4f}", _number(scatter) if result["seeds"] > 1 else "unknown"])
+    rows = [["change", "difference", f"{1 - LEVEL:.0%} interval, all together", ""]]
+    for row in result["differences"]:
+        change, half = row["difference"], row["half"]
+        verdict = "better" if (change > 0) == sweep["same"]["highest"] else "worse"
+        verdict = "can't be told apart" if half is None or abs(change) <= half else verdict
+        span = "unknown" if half is None else f"{_number(change - half, '+')} to {_number(change + half, '+')}"
+        rows.append(
+            [f"{row['key']} {sweep['base'][row['key']]} -> {row['value']}", _number(change, "+"), span, verdict]
+        )
+    return [arms, rows]
+
+
+def _arm(sweep: Sweep, arm: int) -> str:
+    return " ".join(f"{key}={value}" for key, value in sweep["arms"][arm].items())
+
+
+def _number(value: float, sign: str = "") -> str:
+    return f"{value:{sign}.4f}" if abs(value) >= 0.001 or not value else f"{value:{sign}.2g}"

@@ -1,0 +1,217 @@
+"""`jaxlm sweep` from the command line to its table and page: with runs that are only written down, then with real ones."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import tiny_data
+from tiny_keys import keys
+
+from jaxlm.cli import cli
+from jaxlm.config import Config, to_json
+from jaxlm.plan.sweep import sweep
+from jaxlm.run import metrics
+from jaxlm.run.survive import train_in_child
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TINY = keys("""
+    model.n_layers=1 model.d_model=32 model.n_heads=4 model.d_ff=64 train.steps=20 train.batch_size=8
+    train.seq_len=32 optim.warmup_steps=4 eval.batch_size=8 eval.max_mb=0.002 plan.measure=never
+""")
+SWEPT = ("--config.optim.lr=1e-3,2e-3", "--config.model.qk_norm=False,True")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("sweep") / "data"
+    tiny_data.make(folder, {"web": 2.0, "code": 1.0}, documents=200)
+    return folder
+
+
+def argv(data: pathlib.Path, folder: pathlib.Path, *more: str) -> list[str]:
+    given = TINY | {"data.dir": data, "workdir": folder}
+    return ["sweep", "base", *(f"--config.{key}={value}" for key, value in given.items()), *more]
+
+
+class Trainer:
+    """Writes down the loss of a run: 3, less .5 at the higher rate, and what its name and its seed add."""
+
+    def __init__(self):
+        self.configs, self.codes = [], {}
+
+    def __call__(self, config: Config) -> int:
+        folder = pathlib.Path(config.workdir)
+        self.configs.append(config)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / train_in_child.OUTPUT).write_text("3 steps in a row are not finite\n")
+        if code := self.codes.get(folder.name):
+            return code
+        (folder / "config.json").write_text(to_json(config))
+        noise = 0.001 * (len(self.configs) * 7 % 5) + 0.2 * config.seed
+        loss = 3.0 - 0.5 * (config.optim.lr > 1.5e-3) + noise
+        lines = metrics.JsonLines(folder / "metrics.jsonl")
+        lines.write({"step": config.train.steps, "val/loss": loss, "val/web/loss": loss, "wall_s": 360.0})
+        lines.close()
+        return 0
+
+    @property
+    def names(self) -> list[str]:
+        return [pathlib.Path(config.workdir).name for config in self.configs]
+
+
+@pytest.fixture
+def trained(monkeypatch) -> Trainer:
+    trainer = Trainer()
+    monkeypatch.setattr(train_in_child, "train", trainer)
+    return trainer
+
+
+def test_all_combinations_are_trained_on_each_seed_and_the_keys_are_judged(data, tmp_path, trained, capsys):
+    assert cli.main(argv(data, tmp_path, *SWEPT, "--seeds=2")) == 0
+    out, err = capsys.readouterr()
+    assert len(set(trained.names)) == len(trained.names) == 8
+    assert trained.names[:2] == ["lr_0.001-qk_norm_False-seed_0", "lr_0.001-qk_norm_True-seed_0"]
+    assert {config.seed for config in trained.configs} == {0, 1}
+    assert {(config.data.seed, config.data.dir) for config in trained.configs} == {(-1, str(data))}
+    assert "8 runs of 4 arms, 0 done; the others take an unknown time" in err
+    assert "times a run's scatter; half of it takes" in err
+    rate, norm = [line for line in out.splitlines() if " -> " in line]
+    assert rate.endswith("better")
+    assert norm.startswith("model.qk_norm False -> True")
+    assert norm.endswith("can't be told apart")
+    folder = tmp_path / "sweeps" / "optim.lr-model.qk_norm"
+    page = (folder / "report.html").read_text()
+    assert "What can be told apart" in page
+    assert "can&#x27;t be told apart" in page or "can't be told apart" in page
+    assert cli.main(argv(data, tmp_path, *SWEPT, "--seeds=3", "--json")) == 0  # more seeds: only these are trained
+    assert json.loads(capsys.readouterr().out) == sweep.read(folder)
+    assert len(trained.names) == 12
+
+
+def test_one_at_a_time_compares_with_the_configs_own(data, tmp_path, trained, capsys):
+    assert cli.main(argv(data, tmp_path, *SWEPT, "--one-at-a-time", "--seeds=1", "--config.optim.lr=2e-3;4e-3")) == 0
+    own = [name for name in trained.names if name.endswith("seed_0")]
+    assert own == [f"lr_{lr}-qk_norm_{norm}-seed_0" for lr, norm in (("0.001", False), ("0.002", False))] + [
+        "lr_0.004-qk_norm_False-seed_0",
+        "lr_0.001-qk_norm_True-seed_0",
+    ]
+    assert "optim.lr 0.001 -> 0.004" in capsys.readouterr().out
+
+
+def test_the_plan_alone_does_nothing(data, tmp_path, trained, capsys):
+    assert cli.main(argv(data, tmp_path / "run", *SWEPT, "--plan")) == 0
+    assert "half of it takes" in capsys.readouterr().out
+    assert not trained.names
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_interrupted_sweep_goes_on_and_a_diverged_arm_is_left_out(data, tmp_path, trained, capsys):
+    trained.codes |= {"lr_0.002-qk_norm_False-seed_0": 4}
+    assert cli.main(argv(data, tmp_path, *SWEPT, "--seeds=1")) == 4
+    assert "interrupted; the same command resumes" in capsys.readouterr().err
+    trained.codes = {"lr_0.002-qk_norm_False-seed_0": 3}
+    assert cli.main(argv(data, tmp_path, *SWEPT, "--seeds=1")) == 0
+    out, err = capsys.readouterr()
+    assert "lr_0.002-qk_norm_False-seed_0: it diverged" in err
+    assert "left out: optim.lr=0.002 model.qk_norm=False" in out
+    trained.codes = {"lr_0.001-qk_norm_False-seed_1": 1}
+    assert cli.main(argv(data, tmp_path, *SWEPT, "--seeds=2")) == 1
+    assert "ended with code 1: 3 steps in a row are not finite" in capsys.readouterr().err
+
+
+def test_a_run_that_would_pass_the_limit_is_not_begun(data, tmp_path, trained, capsys):
+    limits = ("--usd=1", "--config.hardware.usd_per_hour=2")  # half an hour: five runs of six minutes
+    assert cli.main(argv(data, tmp_path, SWEPT[0], *limits)) == 3
+    assert "run 6 of 6" in (err := capsys.readouterr().err)
+    assert "not begun: it takes about 6 min, and 30 min of 30 min are spent" in err
+    assert len(trained.names) == 5
+    lines = metrics.JsonLines(tmp_path / "sweeps" / "optim.lr" / "runs" / "lr_0.002-seed_2" / "metrics.jsonl")
+    lines.write({"step": 5, "train/loss": 3.0, "wall_s": 180.0})  # half of the sixth was done before: it counts
+    lines.close()
+    assert cli.main(argv(data, tmp_path, SWEPT[0], "--usd=1.1", limits[1])) == 3
+    assert "not begun: it takes about 3 min, and 33 min of 33 min are spent" in capsys.readouterr().err
+    assert cli.main(argv(data, tmp_path, SWEPT[0], "--hours=2")) == 0
+    assert len(trained.names) == 6
+
+
+def test_more_runs_than_money_are_refused(data, tmp_path, trained, monkeypatch, capsys):
+    monkeypatch.setattr(sweep, "planned_hours", lambda config: 1.0)
+    assert cli.main(argv(data, tmp_path, *SWEPT, "--usd=20", "--config.hardware.usd_per_hour=2")) == 2
+    assert "these runs take about 12 h ($24.00), and --hours or --usd allows 10 h" in capsys.readouterr().err
+    assert not trained.names
+
+
+def test_a_finished_run_tells_the_hours_of_its_arm_alone(data, tmp_path, trained, monkeypatch, capsys):
+    monkeypatch.setattr(sweep, "planned_hours", lambda config: 0.2 if config.optim.lr > 1.5e-3 else 0.05)
+    assert cli.main(argv(data, tmp_path, SWEPT[0], "--seeds=1", "--hours=.28")) == 3
+    assert "run 2 of 2, lr_0.002-seed_0: not begun: it takes about 12 min, and 6 min of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--config.optim.lrr=1,2"], "unknown key config.optim.lrr; did you mean config.optim.lr?"),
+        (["--config.optim.lr=1e-3,fast"], "config.optim.lr=fast: expected float"),
+        (["--config.model.n_heads=4,5"], "not divisible by model.n_heads=5"),
+        (["--config.model.vocab_size=300,400"], "has 300 tokens: set --config.model.vocab_size=300"),
+        (["--config.optim.lr=1e-3"], "nothing to compare: give a key several values"),
+        (["--config.optim.lr=1e-3,0.001"], "nothing to compare: give a key several values"),
+        (["--config.dpo.beta=.1,.2"], "config.dpo.beta changes val/loss itself: --metric=val/accuracy --highest"),
+        ([*SWEPT, "--usd=3"], "--usd=3 needs the machine's price: --config.hardware.usd_per_hour=USD"),
+        ([*SWEPT, "--hours=0"], "--hours=0 must be above 0"),
+        ([*SWEPT, "--seeds=0"], "--seeds=0 must be above 0"),
+        ([*SWEPT, "--seed=2"], "unknown argument '--seed=2'"),
+    ],
+)
+def test_bad_input_is_one_line(data, tmp_path, trained, capsys, more, words):
+    assert cli.main(argv(data, tmp_path, *more)) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("jaxlm: ")]
+    assert words in line
+    assert not trained.names
+
+
+def test_another_config_or_a_metric_that_is_not_measured_is_one_line(data, tmp_path, trained, capsys):
+    assert cli.main(argv(data, tmp_path, *SWEPT, "--seeds=1", "--metric=val/accuracy")) == 2
+    assert "is done and has no val/accuracy: give another --metric" in capsys.readouterr().err
+    assert cli.main(argv(data, tmp_path, *SWEPT, "--seeds=1")) == 2
+    assert "holds a sweep with metric = val/accuracy, now it is val/loss" in capsys.readouterr().err
+    where = f"--out={tmp_path / 'other'}"
+    assert cli.main(argv(data, tmp_path, *SWEPT, "--seeds=1", where)) == 0
+    assert cli.main(argv(data, tmp_path, *SWEPT, "--seeds=1", where, "--config.optim.weight_decay=0.3")) == 2
+    assert "holds another run, with optim.weight_decay=" in capsys.readouterr().err
+
+
+@pytest.mark.recipe
+def test_a_sweep_that_is_killed_in_the_middle_goes_on(data, tmp_path):
+    """Real runs, each a process: after SIGKILL what is done stays as it is, the rest is done, and no process is left."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    more = ("--config.optim.lr=1e-3,1e-2", "--seeds=2", "--json")
+    command = [sys.executable, "-m", "jaxlm.cli.cli", *argv(data, tmp_path, *more)]
+    folder = tmp_path / "sweeps" / "optim.lr"
+    first = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        until(lambda: (found := sweep.read(folder)) and found["runs"][0]["loss"], first)
+        until(lambda: len(list((folder / "runs").glob("*/run.json"))) >= 2, first)
+    finally:
+        first.send_signal(signal.SIGKILL)
+        first.communicate()
+    done = (folder / "runs" / "lr_0.001-seed_0" / "metrics.jsonl").read_bytes()
+    second = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert second.returncode == 0, second.stderr
+    found = json.loads(second.stdout)
+    assert (folder / "runs" / "lr_0.001-seed_0" / "metrics.jsonl").read_bytes() == done
+    assert found["result"]["seeds"] == 2
+    assert found["result"]["differences"][0]["difference"] < 0
+
+
+def until(condition, process: subprocess.Popen, seconds: float = 500) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < end
+        time.sleep(0.1)
