@@ -242,7 +242,7 @@ def make_data(folder: pathlib.Path, settings: Sequence[str], held: typing.IO[byt
 def about(data: shards.DataDir, weights: Mapping[str, float], seq_len: int, tokens: int) -> Fields:
     """Returns fields on the data: its digest, its training and held-out tokens, and a budget's epochs by source."""
     order = document_rows.Rows(data, weights, 0, seq_len, 1)
-    epochs = document_rows.passes(order, tokens // seq_len)
+    epochs = order.passes(tokens // seq_len)
     return {
         "data": data.sha256[:12],
         "train_tokens": sum(data.token_counts("train").values()),

@@ -6,8 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 import tiny_pairs
 
-from jaxlm.data.batches import pack_examples
-
 Text = tuple[list[int], list[int]]  # prompt, answer
 
 
@@ -29,7 +27,7 @@ def batch(texts: Sequence[Text], seq_len: int, row_count: int) -> dict:
     made = []
     for first in range(0, len(texts), n):
         groups = [[tiny_pairs.segment(prompt, answer)] for prompt, answer in texts[first : first + n]]
-        packed, placed = pack_examples.pack(groups, seq_len, 1)
+        packed, placed = tiny_pairs.pack(groups, seq_len, 1)
         assert len(placed) == n, "the texts of a row do not fit"
         made.append(packed)
     return {name: jnp.asarray(np.concatenate([one[name] for one in made])) for name in made[0]}

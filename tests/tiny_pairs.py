@@ -20,6 +20,19 @@ def segment(prompt: list[int], answer: list[int], closed: bool = False) -> pack_
     return pack_examples.Segment([*prompt, *answer, *[0] * closed], weights)
 
 
+def pack(groups, seq_len: int, row_count: int) -> tuple[dict, list[int]]:
+    """(a batch with each group in the first row with room, the row of each); ends with the first group without room."""
+    room, slots = [seq_len] * row_count, [len(groups)] * row_count
+    rows, placed = [[] for _ in range(row_count)], []
+    for group in groups:
+        row = pack_examples.first_fit(sum(len(one.ids) - 1 for one in group), room, slots)
+        if row is None:
+            break
+        rows[row] += group
+        placed.append(row)
+    return pack_examples.pack(rows, seq_len), placed
+
+
 def random_pairs(count: int, vocab_size: int, longest: int, seed: int = 0) -> list[tuple[list, list, list]]:
     """(prompt, chosen, rejected) ids, at most `longest` a side in all; every prompt begins with 0, the separator."""
     rng = np.random.default_rng(seed)
@@ -34,10 +47,9 @@ def batch(pairs, seq_len: int, row_count: int, margins=None, closed=False, room:
     """All pairs packed into rows of at most `room` pairs; they must fit. `apart`: each in a row of its own."""
     room = room or max(1, seq_len // 64)
     groups = [[segment(prompt, side, closed) for side in (chosen, rejected)] for prompt, chosen, rejected in pairs]
-    packed, placed = pack_examples.pack(groups, seq_len, row_count)
+    packed, placed = pack(groups, seq_len, row_count)
     if apart:
-        alone, placed = [pack_examples.pack([group], seq_len, 1)[0] for group in groups], range(len(groups))
-        packed = {name: np.concatenate([one[name] for one in alone]) for name in packed}
+        packed, placed = pack_examples.pack(groups, seq_len), range(len(groups))
     assert len(placed) == len(pairs), f"{len(placed)} of {len(pairs)} pairs fit"
     packed["pair"], packed["margin"] = (np.zeros((row_count, room), np.float32) for _ in range(2))
     for row, margin in zip(placed, [0.0] * len(pairs) if margins is None else margins, strict=True):

@@ -60,18 +60,14 @@ def _main(argv: list[str], script: bool) -> int:
     except ConfigError as error:
         console.say(f"jaxlm: {error}")
         return 2
-    except RunError as error:
-        _mark_fault(error)
-        console.say(f"jaxlm: {error}")
-        return 1
     except BrokenPipeError:  # `| head` has read enough; in a command that resumes, it may be another pipe
         if resumes:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:  # no permission, disk full, ...: the system's own words name the file
+    except (RunError, OSError) as error:  # no permission, disk full, ...: the system's own words name the file
         _mark_fault(error)
-        console.say(f"jaxlm: {error}{_MEND.get(error.errno, '')}")
+        console.say(f"jaxlm: {error}{_MEND.get(getattr(error, 'errno', None), '')}")
         return 1
     except RuntimeError as error:  # JAX's, not imported here: the workers of `prepare` import this module without JAX
         if console.peer_is_gone(error):

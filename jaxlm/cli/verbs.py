@@ -3,8 +3,6 @@
 import dataclasses
 from typing import Literal
 
-from jaxlm.config import branch
-
 
 @dataclasses.dataclass(frozen=True)
 class Verb:
@@ -75,6 +73,12 @@ TRAINING |= dict.fromkeys(("sft", "dpo", "reward"), "train.chats") | dict.fromke
 _JSON = {"--json": _flag("print JSON instead of a table")}
 _PARAMS = _text("N", "another size of CONFIG's model, in its proportions: 10M, 1.5B", None)
 _CHECKPOINT = {"--checkpoint": {"default": "latest", "help": "latest, best or a step (default: latest)"}}
+_BRANCH = {
+    "--branch": _option("finish RUN in a folder of its own, RUN-decay-STEP", "decay", choices=["decay"]),
+    "--steps": _number("of --branch: let the learning rate fall to 0 in N steps"),
+    "--without": _text("FILE", "RUN without the documents of a list (trace --remove), in RUN-without-STEP", None),
+    "--checkpoint": _text("STEP", "of --branch: where it begins (default: latest)", "latest"),
+}
 _DRAWING = {
     "--temperature": _option("0 = the likeliest token", "T", key="sample.temperature"),
     "--top-k": _option("draw from the likeliest K tokens; 0 = off", "K", key="sample.top_k"),
@@ -84,7 +88,7 @@ VERBS = {
     "train": Verb(
         None,
         "train a model; again: resume or continue (python -m jaxlm.main too)",
-        {"--params": _PARAMS} | branch.OPTIONS,
+        {"--params": _PARAMS} | _BRANCH,
         keys=("train", "model", "optim", "data"),
         makes=True,
         resumes="goes on from what is done",

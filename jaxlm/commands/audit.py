@@ -33,7 +33,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError(f"--source={args.source}: no such source; {nearest(args.source, readers)}")
     began, counts = time.monotonic(), []
     for name, read in readers.items():
-        counts.append(audit.scan(name, read()))
+        counts.append(audit.scan(name, documents.within(read(), args.max_bytes)))
         say(f"{name}: {count(counts[-1].documents)} documents, {size(counts[-1].bytes)} of {what}")
     with working("reading text to compare with"):
         like = audit.contrast_of(counts, config.prepare.target, config.prepare.stages["html"])
@@ -53,7 +53,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 
 def _find(config: Config, max_bytes: int) -> tuple[str, dict[str, Callable[[], Documents]]]:
-    """Returns (the kind of text in words, source -> function that reads it); raw text up to `max_bytes` (0: all)."""
+    """Returns (the kind of text in words, source -> function that reads it); raw sources up to `max_bytes` (0: all)."""
     root = pathlib.Path(config.data.dir) if config.data.dir else None
     if root and (prepared := documents.find(root)):
         what = "prepared documents"
@@ -62,29 +62,21 @@ def _find(config: Config, max_bytes: int) -> tuple[str, dict[str, Callable[[], D
             say(f"{root} holds prepared documents: these are audited; for the files of data.path give another data.dir")
     elif root and (root / shards.MANIFEST).is_file():
         data = shards.open_data(root)
-        what, readers = "tokens", {name: _decoded(data, name) for name in data.sources}
+        what, readers = "tokens", {name: functools.partial(_decoded, data, name) for name in data.sources}
     else:
         specs = _raw_specs(config, max_bytes)
-        what, readers = "raw text", {spec.name: _raw(spec) for spec in specs}
+        what, readers = "raw text", {spec.name: functools.partial(_raw, spec) for spec in specs}
     if not readers:
         raise ConfigError("nothing to audit: give --config.data.path=FILES, or the --config.data.dir of existing data")
-    return what, {name: functools.partial(_limited, read, max_bytes) for name, read in readers.items()}
+    return what, readers
 
 
-def _limited(read: Callable[[], Documents], max_bytes: int) -> Documents:
-    return documents.within(read(), max_bytes)
-
-
-def _decoded(data: shards.DataDir, source: str) -> Callable[[], Documents]:
-    """Returns a function that decodes both splits of a source."""
-
-    def read() -> Documents:
-        tokenizer = data.tokenizer()
-        for split in shards.SPLITS:
-            for each, ids_N in search.each_document(data, source, split):
-                yield each.doc_id, tokenizer.decode(ids_N[ids_N != data.separator_id])
-
-    return read
+def _decoded(data: shards.DataDir, source: str) -> Documents:
+    """Decodes both splits of a source."""
+    tokenizer = data.tokenizer()
+    for split in shards.SPLITS:
+        for each, ids_N in search.each_document(data, source, split):
+            yield each.doc_id, tokenizer.decode(ids_N[ids_N != data.separator_id])
 
 
 def _raw_specs(config: Config, max_bytes: int) -> list[SourceSpec]:
@@ -99,13 +91,10 @@ def _raw_specs(config: Config, max_bytes: int) -> list[SourceSpec]:
     ]
 
 
-def _raw(spec: SourceSpec) -> Callable[[], Documents]:
-    def read() -> Documents:
-        stats = SourceStats()
-        for unit in split_source(spec, _UNIT_BYTES):
-            for document in read_unit(unit, spec, stats):
-                yield document.id, document.text
-        if stats.skipped or stats.repaired or not stats.documents:
-            say(f"{spec.name}: {stats.summary()}")
-
-    return read
+def _raw(spec: SourceSpec) -> Documents:
+    stats = SourceStats()
+    for unit in split_source(spec, _UNIT_BYTES):
+        for document in read_unit(unit, spec, stats):
+            yield document.id, document.text
+    if stats.skipped or stats.repaired or not stats.documents:
+        say(f"{spec.name}: {stats.summary()}")

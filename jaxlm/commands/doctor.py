@@ -29,21 +29,18 @@ class Report:
     """Runs checks, prints each finding at once, and remembers them all."""
 
     def __init__(self, as_json: bool):
-        self._as_json, self._who = as_json, ""
+        # `who` stands in front of later findings: if there are several processes, all print.
+        self._as_json, self.who = as_json, ""
         self.findings: list[Finding] = []
 
     @property
     def hung(self) -> bool:
         return any(finding.hung for finding in self.findings)
 
-    def name(self, who: str) -> None:
-        """Puts this process's name before the later findings: if there are several processes, all print."""
-        self._who = who
-
     def check(self, name: str, ask: Callable[[], Finding | list[Finding]], seconds: float = 30.0) -> None:
         """Runs one check, at most for `seconds`, and prints its findings."""
         for finding in findings.examine(name, ask, seconds):
-            finding = dataclasses.replace(finding, name=self._who + finding.name)
+            finding = dataclasses.replace(finding, name=self.who + finding.name)
             print(json.dumps(dataclasses.asdict(finding)) if self._as_json else finding, flush=True)
             self.findings.append(finding)
 
@@ -70,7 +67,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     several = config.distributed.start_timeout_s if config.distributed.coordinator else 0
     report.check("devices", start, START_S + several)
     if machine:
-        report.name(machine.who)
+        report.who = machine.who
         report.check("memory", machine.memory)
     _storage(report, config, args, _checkpoint_bytes(machine))
     if machine and not report.hung:  # what hangs once would hang the next checks

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 import jax
 
 from jaxlm.config import Config, ConfigError
-from jaxlm.data.batches import document_rows
 from jaxlm.data.batches.open import open_mixture, open_order
 from jaxlm.data.shards.manifest import MANIFEST
 from jaxlm.devices.processes import from_first, say, working
@@ -55,7 +54,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
 def _drawn_from(config: Config) -> junk.Taught:
     """Returns the shards, and how many tokens of each source the run draws, by both of its mixtures."""
     order = open_order(config)
-    tokens, times = order.data.token_counts(), document_rows.passes(order, config.train.steps)
+    tokens, times = order.data.token_counts(), order.passes(config.train.steps)
     return order.data, {name: tokens[name] * share for name, share in times.items()}
 
 

@@ -1,6 +1,7 @@
 """`jaxlm ladder`: trains small runs of a config's family on its data, and predicts the config's loss from them."""
 
 import argparse
+import dataclasses
 import json
 import math
 import pathlib
@@ -83,8 +84,7 @@ def _numbers(option: str, text: str) -> list[float]:
 def note(run: Ladder, config: Config, mixture: dict[str, float]) -> None:
     """Puts the result of a run into its entry of the ladder, if the run is done."""
     if measured := train_in_child.result(config, mixture):
-        run |= {"hours": measured.hours, "loss": measured.loss}
-        run |= {"bits_per_byte": measured.bits_per_byte, "bytes_per_token": measured.bytes_per_token}
+        run |= dataclasses.asdict(measured)
 
 
 def keep(folder: pathlib.Path, plan: Ladder) -> None:

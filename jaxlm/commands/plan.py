@@ -107,7 +107,7 @@ def data(config: Config) -> dict[str, typing.Any] | None:
     """Returns the training tokens of each source in `data.dir`, and how often the run reads each; None if there is no data."""
     try:
         order, steps = open_order(config), config.train.steps
-        epochs = document_rows.passes(order, steps)
+        epochs = order.passes(steps)
         for line in document_rows.rounded(order):
             say(line)
     except ConfigError as error:

@@ -29,7 +29,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(summary))
         return 0
-    outlook.write(folder, summary)
+    run_page.write(folder / markup.NAME, summary)
     if took:
         print(table(run_page.command_cells(took), right=(1, 2)))
     say(f"open {folder / markup.NAME}")

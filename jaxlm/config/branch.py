@@ -12,28 +12,12 @@ from ml_collections import config_dict
 from jaxlm.config import ConfigError, config_files
 from jaxlm.host.files import is_step
 
-# The flags of `jaxlm train`, as arguments of argparse's `add_argument`.
-OPTIONS = {
-    "--branch": {"choices": ["decay"], "metavar": "decay", "help": "finish RUN in a folder of its own, RUN-decay-STEP"},
-    "--steps": {
-        "type": int,
-        "default": 0,
-        "metavar": "N",
-        "help": "of --branch: let the learning rate fall to 0 in N steps",
-    },
-    "--without": {
-        "metavar": "FILE",
-        "help": "RUN without the documents of a list (trace --remove), in RUN-without-STEP",
-    },
-    "--checkpoint": {"default": "latest", "metavar": "STEP", "help": "of --branch: where it begins (default: latest)"},
-}
-
 
 def config(args: argparse.Namespace, overrides: Sequence[str]) -> config_dict.ConfigDict | None:
     """Returns the config of the branch that a command line asks for; None without --branch.
 
     Args:
-      args: the values of OPTIONS, and in `args.config` the folder of the run.
+      args: `branch`, `steps` and `checkpoint` of the command line, and in `config` the folder of the run.
       overrides: as in `decay`.
     """
     if not args.branch:
@@ -42,10 +26,8 @@ def config(args: argparse.Namespace, overrides: Sequence[str]) -> config_dict.Co
                 f"--steps is for --branch=decay; did you mean --config.train.steps? (--steps={args.steps})"
             )
         return None
-    run = config_files.find(args.config) if args.config else None
-    if run is None or run.kind != "run":
-        raise ConfigError(f"--branch={args.branch} needs the folder of a run: jaxlm train RUN --branch=decay --steps=N")
-    return decay(run.path, args.steps, args.checkpoint, overrides)
+    option, usage = f"--branch={args.branch}", "jaxlm train RUN --branch=decay --steps=N"
+    return decay(config_files.run_named(args.config, option, usage), args.steps, args.checkpoint, overrides)
 
 
 def decay(run: pathlib.Path, steps: int, checkpoint: str, overrides: Sequence[str]) -> config_dict.ConfigDict:

@@ -63,6 +63,14 @@ def find(word: str, reads_run: bool = False) -> Found:
     raise ConfigError(f"no config file, shipped config or folder {word!r}; {_hint(word)}")
 
 
+def run_named(word: str | None, option: str, usage: str) -> pathlib.Path:
+    """Returns the folder of the run that `word` names. Raises ConfigError if it names none, which `option` needs."""
+    place = find(word) if word else None
+    if place is None or place.kind != "run":
+        raise ConfigError(f"{option} needs the folder of a run: {usage}")
+    return place.path
+
+
 def at_step(word: str) -> tuple[str, str]:
     """Returns (the folder, the checkpoint) that RUN@STEP names: a step, latest or best; "" if the word names none.
 

@@ -110,12 +110,10 @@ def hybrid_shape(sizes: dict[str, int], granules: typing.Sequence[int]) -> tuple
     return tuple(size // ways for size, ways in zip(sizes.values(), outer, strict=True)), tuple(outer)
 
 
-def check_batch(mesh: Mesh | AbstractMesh, **batch_sizes: int) -> None:
-    """Raises ConfigError if data x fsdp does not divide one of the batch sizes, given by config key."""
-    ways = batch_ways(mesh)
-    for key, size in batch_sizes.items():
-        if size % ways:
-            raise ConfigError(f"{key}={size} is not divisible by the mesh's data x fsdp = {ways} devices")
+def check_batch(mesh: Mesh | AbstractMesh, key: str, size: int) -> None:
+    """Raises ConfigError if data x fsdp does not divide the batch size of this config key."""
+    if size % (ways := batch_ways(mesh)):
+        raise ConfigError(f"{key}={size} is not divisible by the mesh's data x fsdp = {ways} devices")
 
 
 def check_context(mesh: Mesh | AbstractMesh, seq_len: int, model: ModelConfig) -> None:
@@ -218,8 +216,7 @@ def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
     Rows are loaded whole, even if the context axis gives some of their tokens to other processes: reading a row twice
     is cheap.
     """
-    by_row = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
-    indices = by_row.addressable_devices_indices_map((batch_size,))
+    indices = row_sharding(mesh).addressable_devices_indices_map((batch_size,))
     return np.unique(np.concatenate([np.arange(batch_size)[index] for index in indices.values()]))
 
 

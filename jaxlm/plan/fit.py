@@ -64,7 +64,7 @@ def check_mesh(config: Config, mesh: MeshConfig) -> None:
     if devices > MOST_PLANNED:
         raise ConfigError(f"config.plan.mesh={config.plan.mesh!r} has {devices:,} devices, at most {MOST_PLANNED:,}")
     abstract = abstract_mesh(mesh, devices)
-    sharding.check_batch(abstract, **{"train.batch_size": config.train.batch_size})
+    sharding.check_batch(abstract, "train.batch_size", config.train.batch_size)
     sharding.check_context(abstract, config.train.seq_len, config.model)
     sharding.check_tensor(abstract, config.model)
     if hosts and devices % hosts:

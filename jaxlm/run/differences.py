@@ -57,10 +57,8 @@ def compare(a: pathlib.Path, b: pathlib.Path) -> dict[str, typing.Any]:
 
 
 def _last_held_out(curve: Curve) -> float | None:
-    losses = [
-        curve[step][metrics.HELD_OUT] for step in sorted(curve) if files.is_number(curve[step].get(metrics.HELD_OUT))
-    ]
-    return losses[-1] if losses else None
+    losses = (curve[step].get(metrics.HELD_OUT) for step in sorted(curve, reverse=True))
+    return next(filter(files.is_number, losses), None)
 
 
 def _of_run(folder: pathlib.Path) -> dict[str, dict]:

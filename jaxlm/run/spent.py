@@ -72,7 +72,7 @@ def carry_on(folder: pathlib.Path, clock: Clock) -> Earlier:
     for name, seconds in spent.items():
         clock.add(name, seconds)
     gap = _gap(clock, last, before)
-    hung = min(supervised.lost().get(HUNG, 0.0), gap)
+    hung = min(supervised.lost(), gap)
     clock.add(HUNG, hung)
     clock.add(DOWN, gap - hung)
     price = before.get("usd_per_hour")

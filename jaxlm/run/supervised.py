@@ -21,7 +21,7 @@ PARENT = "JAXLM_SUPERVISOR"  # the supervisor's process id
 STACKS = "JAXLM_STACKS"  # a file descriptor: where SIGUSR1 writes the stacks of all threads
 CONFIG = "JAXLM_CONFIG"  # a file descriptor: the config as the supervisor read it
 SINCE = "JAXLM_SINCE"  # time.monotonic() from which this start counts
-LOST = "JAXLM_LOST"  # hung:SECONDS, if the previous process was ended after so long without a sign of life; or ""
+LOST = "JAXLM_LOST"  # for how many seconds the previous process had shown no sign of life when it was ended for that
 VARIABLES = (PARENT, STACKS, CONFIG, SINCE, LOST, clock.PULSE, files.HANDED_DOWN)
 _DESCRIPTORS = (STACKS, CONFIG, clock.PULSE, files.HANDED_DOWN)
 
@@ -139,7 +139,6 @@ def since() -> float | None:
     return float(os.environ[SINCE]) if os.environ.get(SINCE) else None
 
 
-def lost() -> dict[str, float]:
-    """Returns {`clock.HUNG`: the seconds that the previous process hung} if it was ended for that; else {}."""
-    name, _, seconds = os.environ.get(LOST, "").partition(":")
-    return {name: float(seconds)} if name else {}
+def lost() -> float:
+    """Returns the seconds that the previous process hung, if it was ended for that; else 0."""
+    return float(os.environ.get(LOST) or 0.0)

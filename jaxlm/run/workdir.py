@@ -29,7 +29,7 @@ def check(config: Config, mesh: Mesh) -> pathlib.Path:
     """Does all checks that need no data, and returns the run's folder. Raises ConfigError if a check fails."""
     folder = workdir(config.workdir)
     size = config.train.microbatch_size if config.train.microbatch_size > 0 else config.train.batch_size
-    sharding.check_batch(mesh, **{"train.microbatch_size": size})
+    sharding.check_batch(mesh, "train.microbatch_size", size)
     sharding.check_context(mesh, config.train.seq_len, config.model)
     sharding.check_tensor(mesh, config.model)
     check_offload(config.optim, config.model, mesh.local_devices[0])

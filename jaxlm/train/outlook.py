@@ -15,8 +15,6 @@ from jaxlm.devices.processes import from_first
 from jaxlm.host.files import MANGLED, NUMBER, TEXT, is_number, is_step, json_lines, json_of, json_there, problem
 from jaxlm.plan import forecast
 from jaxlm.plan.flops import count_params
-from jaxlm.report import run_page
-from jaxlm.report.markup import NAME
 from jaxlm.run import clock, differences, ledger, lineage, metrics
 from jaxlm.step import optim
 from jaxlm.train.loop import STOPPED, Ending, Every, Hook, Moment
@@ -95,16 +93,12 @@ def next_command(program: str, folder: pathlib.Path) -> str:
     return _NEXT.get(program, "jaxlm chat {}").format(shlex.quote(name))
 
 
-def write(folder: pathlib.Path, gathered: dict) -> None:
-    run_page.write(folder / NAME, gathered)
-
-
 # The metrics of the report's curves.
 _CURVES = ("step", "tokens", "cost_usd", "train/loss", "train/grad_norm", "train/lr", "tokens_per_second", "mfu_palm")
 
 
 def gather(folder: pathlib.Path) -> dict[str, typing.Any]:
-    """Returns the summary of the run in `folder` that `write` takes, without the futures."""
+    """Returns the summary of the run in `folder` that `run_page.write` takes, without the futures."""
     records, book, origins = lineage.records(folder), ledger.read(folder), lineage.origins(folder)
     config, last, held_out = lineage.config_of(folder), lineage.latest(records), _held_out(records)
     logged = [record for record in records if record.get("train/loss") is not None]

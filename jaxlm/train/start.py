@@ -25,7 +25,7 @@ from jaxlm.run.loggers import Writer
 from jaxlm.run.metrics import JsonLines
 from jaxlm.run.scores import Scores
 from jaxlm.step import optim
-from jaxlm.train.log.meter import Meter, make_meter, recounted
+from jaxlm.train.log.meter import Meter, recounted
 from jaxlm.train.log.recorder import Recorder
 from jaxlm.train.loop import Hook, Watch, between_s
 
@@ -40,16 +40,16 @@ class Log:
     """
 
     def __init__(self, folder: pathlib.Path, clock: Clock, train: TrainConfig, hardware: HardwareConfig):
-        self._folder, self._clock, self._usd_per_hour = folder, clock, hardware.usd_per_hour
-        self._tokens = train.batch_size * train.seq_len
-        self._earlier = together(lambda: spent.carry_on(folder, clock), first_only=True) or spent.Earlier()
+        self._folder, self._clock = folder, clock
+        earlier = together(lambda: spent.carry_on(folder, clock), first_only=True) or spent.Earlier()
+        sizes = {"tokens_per_step": train.batch_size * train.seq_len, "usd_per_hour": hardware.usd_per_hour}
+        self._meter = Meter(clock, earlier, **sizes)
         together(self._note, first_only=True)
         self._closing = contextlib.ExitStack()
 
     def _note(self, refused: bool = False) -> None:
-        meter = Meter(self._clock, self._earlier, tokens_per_step=self._tokens, usd_per_hour=self._usd_per_hour)
         lines = JsonLines(self._folder / "metrics.jsonl")
-        lines.write(spent.opening(meter.now(self._clock.redo), self._usd_per_hour, refused))
+        lines.write(spent.opening(self._meter.now(self._clock.redo), self._meter.usd_per_hour, refused))
         lines.close()
 
     def closed_by(self, kind: type[BaseException] | None, *error) -> None:
@@ -62,7 +62,7 @@ class Log:
     def spent(self) -> tuple[float, float]:
         """Returns (seconds, dollars) of all starts so far, this one at its own price; first process only."""
         wall = sum(self._clock.seconds().values())
-        return wall, self._earlier.with_now(wall, self._usd_per_hour)
+        return wall, self._meter.earlier.with_now(wall, self._meter.usd_per_hour)
 
     def begin(
         self,
@@ -80,7 +80,7 @@ class Log:
         """
         config, (hooks, watches) = settled.runs, between
         writer = together(lambda: self._open(settled, data, mesh, done, on_full), first_only=True)
-        meter = make_meter(flops.of(config), config.train, config.hardware, self._clock, self._earlier)
+        meter = self._meter.of_flops(flops.of(config), config.hardware)
         reads = [name for watch in watches for name in watch.reads]
         sizes = {"first": done + 1, "steps": config.train.steps, "every_steps": config.log.every_steps}
         before = together(lambda: self._losses(done), first_only=True)

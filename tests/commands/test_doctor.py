@@ -59,7 +59,7 @@ def test_absent_data_fails_where_training_would(tmp_path, capsys, monkeypatch, c
 
 def test_each_finding_is_printed_at_once_and_counted(capsys):
     report = doctor.Report(as_json=False)
-    report.name("1: ")
+    report.who = "1: "
     report.check("a", lambda: [Finding("a", OK, "x"), Finding("b", WARN, "y")])
     report.check("c", lambda: 1 / 0)
     assert capsys.readouterr().out == (

@@ -67,12 +67,12 @@ def test_what_the_supervisor_saw_hang_is_no_time_that_it_was_down(tmp_path, monk
     start(tmp_path)
     record(tmp_path, {"step": 50}, cost=1.0)
     # The process before was ended 20 s ago; this one began 4 s ago, after a wait.
-    counted, earlier = carry_on(tmp_path, monkeypatch, began=20.0, process=4.0, LOST="hung:60.5")
+    counted, earlier = carry_on(tmp_path, monkeypatch, began=20.0, process=4.0, LOST="60.5")
     assert about(counted.seconds(), start=4, step=50, hung=60.5, down=35.5)
     assert earlier.wall_s == pytest.approx(50 + 96, abs=0.5)
-    counted, _ = carry_on(tmp_path, monkeypatch, LOST="hung:1e9")
+    counted, _ = carry_on(tmp_path, monkeypatch, LOST="1e9")
     assert about(counted.seconds(), step=50, hung=100)
-    for none in ("", "down:5"):
+    for none in ("", "0.000"):
         counted, _ = carry_on(tmp_path, monkeypatch, LOST=none)
         assert about(counted.seconds(), step=50, down=100)
 

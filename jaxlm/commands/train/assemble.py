@@ -31,7 +31,7 @@ def make(
     c, kind, folder, scores, ends = ready.config, opened.kind, opened.folder, opened.scores, bill.milestones
     model, data, mesh, order = ready.parts.model, ready.data.data, ready.parts.mesh, ready.data
     # Overfit gets the training loss as a watch, and the held-out loss from the hook HeldOut.
-    overfit = stability.Overfit(c.stability.overfit_evals, kind.switch(order))
+    overfit = stability.Overfit(c.stability.overfit_evals, order.switch())
     sample = together(lambda: samples.make(c.sample, c.seed, model, data, folder))
     held_out, remark = bill.checked(kind.held_out(ready)), kind.remark(ready)
     trace = stack.enter_context(profile.Trace(c.profile.window, folder / "profile"))
@@ -64,13 +64,12 @@ def make(
         trace.begin,
     ]
     between = [hooks.Here(checkpointer.moved, between), *between]
-    documents = functools.partial(kind.documents, order)
-    tell = stability.teller(folder / "spikes.jsonl", documents, order.batch_number, say)
+    tell = stability.teller(folder / "spikes.jsonl", order.places, order.batch_number, say)
     beats = [notify.Heartbeat(c.notify)] if jax.process_index() == 0 else []
     return between, [  # the first one that ends the run counts
         watches.SaveInFlight(checkpointer, c.checkpoint, usd_per_hour, stop.ask),
         stability.NonFinite(c.train.max_nonfinite_steps, c.stability, checkpointer.hold),
-        stability.Spikes(c.stability, tell, checkpointer.hold, kind.switch(order)),
+        stability.Spikes(c.stability, tell, checkpointer.hold, order.switch()),
         overfit,
         *kind.watches(ready),
         *beats,

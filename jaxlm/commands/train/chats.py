@@ -84,9 +84,6 @@ class Chats(Kind):
             together(lambda: _keep_base(model, pathlib.Path(config.workdir)), first_only=True)
         return model
 
-    def as_before(self, data: example_rows.Packed) -> str:
-        return data.data.as_before
-
     def batches(self, ready: Ready, done: int, failed: Callable[[Exception], object]) -> loop.Batches:
         loaded = batches.read(ready.data, ready.config.data, ready.parts, done, failed)
         together(loaded.fill)
@@ -103,12 +100,6 @@ class Chats(Kind):
         c, parts = ready.config, ready.parts
         sizes = {"seq_len": c.train.seq_len, "tile": c.loss.tile_tokens}
         return held_out.of_base(parts.model, self._base_text, parts.mesh, c.eval, **sizes)
-
-    def passes(self, data: example_rows.Packed, steps: int) -> dict[str, float]:
-        return data.passes(steps)
-
-    def documents(self, data: example_rows.Packed, step: int) -> list[str]:
-        return data.places(step)
 
     def remark(self, ready: Ready) -> hooks.Remark:
         before = from_first(lambda: hooks.base_before(pathlib.Path(ready.config.workdir)))

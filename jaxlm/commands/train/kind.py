@@ -60,10 +60,6 @@ class Kind:
     def data(self, config: Config) -> Order:
         """Returns the opened data, after building it if it is missing. Called on all processes."""
 
-    def as_before(self, data: Order) -> str:
-        """Returns how older versions read the same data, in words (`packed.Texts.as_before`); "" if in the same way."""
-        return ""
-
     def origin(self, config: Config) -> Origin | None:
         """Returns the weights to begin from; None for new ones."""
 
@@ -76,16 +72,6 @@ class Kind:
 
     def held_out(self, ready: Ready) -> Evaluator | None:
         """Returns a function that measures the model on held-out text; None if no text is held out."""
-
-    def passes(self, data: Order, steps: int) -> dict[str, float]:
-        """Returns source -> how many epochs of it a run of `steps` steps is, for the first lines."""
-
-    def documents(self, data: Order, step: int) -> list[str]:
-        """Returns the ids of the documents in the batch of a step, for the log."""
-
-    def switch(self, data: Order) -> int | None:
-        """Returns the last step before a final mixture, whose losses are not comparable; None if the mixture is constant."""
-        return None
 
     def watches(self, ready: Ready) -> Sequence[loop.Watch]:
         """Returns the watches that only this kind has."""

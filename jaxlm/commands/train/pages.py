@@ -10,7 +10,7 @@ import time
 from jaxlm.config import Config
 from jaxlm.corpus import recipes
 from jaxlm.host import console
-from jaxlm.report import markup
+from jaxlm.report import markup, run_page
 from jaxlm.run import ledger
 from jaxlm.run.checkpoints.mirror import Mirror
 from jaxlm.train import outlook
@@ -46,9 +46,9 @@ def of_run(config: Config, folder: pathlib.Path, foretells: bool = True) -> None
     try:
         with _WRITING:
             if foretells:
-                outlook.write(folder, outlook.of_run(folder, config).summary(config.stop))
+                run_page.write(folder / markup.NAME, outlook.of_run(folder, config).summary(config.stop))
             elif "ended" not in (ledger.read(folder)["starts"] or [{}])[-1]:  # else the last page is written already
-                outlook.write(folder, outlook.gather(folder))
+                run_page.write(folder / markup.NAME, outlook.gather(folder))
     except Exception as error:
         console.say(f"{folder / markup.NAME} is not written: {type(error).__name__}: {error}")
 

@@ -85,7 +85,7 @@ def _open(config: Config, kind: Kind, clock: Clock, stack: contextlib.ExitStack)
     stack.push(log.closed_by)
     data = kind.data(settled.runs)
     with clock.spend(RESTORE, str(folder / "checkpoints")):
-        together(lambda: workdir.check_same_batches(folder, data.fingerprint(), kind.as_before(data)))
+        together(lambda: workdir.check_same_batches(folder, data.fingerprint(), data.data.as_before))
     together(lambda: pages.of_data(settled.runs), first_only=True)
     settled = settled.with_vocabulary(data.data.vocab_size)
     begun = functools.partial(from_first, lambda: workdir.has_checkpoints(folder))
@@ -137,7 +137,7 @@ class Attempt:
             stack.callback(batches.close)
             mesh, data, make_room = ready.parts.mesh, ready.data.data, checkpointer.reserve.free
             recorder = log.begin(o.settled, data, mesh, done, o.scores, (doing, watching), make_room)
-            passes = kind.passes(ready.data, c.train.steps)
+            passes = ready.data.passes(c.train.steps)
             for line in announcement.lines(
                 ready.parts, data.token_counts("train"), passes, program, done, kind.trained
             ):

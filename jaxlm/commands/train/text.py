@@ -66,15 +66,6 @@ class Text(Kind):
         sizes = {"seq_len": order.seq_len, "tile": c.loss.tile_tokens}
         return held_out.make(ready.parts.model, order.data, order.mixture, ready.parts.mesh, c.eval, **sizes)
 
-    def passes(self, data: document_rows.Rows, steps: int) -> dict[str, float]:
-        return document_rows.passes(data, steps)
-
-    def documents(self, data: document_rows.Rows, step: int) -> list[str]:
-        return document_rows.documents_of(data, step)
-
-    def switch(self, data: document_rows.Rows) -> int | None:
-        return data.switch()
-
 
 def data(config: Config) -> document_rows.Rows:
     """Returns the shards in `data.dir` and the order in which training reads them. Builds the shards if they are missing."""

@@ -71,7 +71,7 @@ def find(run: pathlib.Path, path: pathlib.Path) -> Branch:
             f"{run} does without documents already: name all in one list, and branch from the run before it"
         )
     order = dataclasses.replace(order, removed=removed.read(order.data, path))
-    first = step_of(order.first_removed, order.passed_over) if order.first_removed < float("inf") else 1 << 62
+    first = step_of(order.first_removed, order.passed_over)
     if first > config.train.steps:
         raise ConfigError(
             f"no document of {path} is read by step {config.train.steps}, the last of {run}: nothing would differ"
@@ -100,7 +100,4 @@ def lines(found: Branch) -> list[str]:
 
 def run_of(args: argparse.Namespace) -> pathlib.Path:
     """Returns the folder of the run that `args.config` names. Raises ConfigError if it names none."""
-    run = config_files.find(args.config) if args.config else None
-    if run is None or run.kind != "run":
-        raise ConfigError(f"--without={args.without} needs the folder of a run: jaxlm train RUN --without=FILE")
-    return run.path
+    return config_files.run_named(args.config, f"--without={args.without}", "jaxlm train RUN --without=FILE")

@@ -216,8 +216,24 @@ class Rows(Order):
                     entries.setdefault(shard["file"], shard)
         return list(entries.values())
 
+    def places(self, step: int) -> list[str]:
+        batch = describe_batch(self, step - 1, snippet_chars=0)
+        return [traced.document for traced in batch if traced.text != LEFT_OUT]
+
+    def passes(self, steps: int) -> dict[str, float]:
+        """See `Order`. Raises ConfigError if a mixture is wrong."""
+        tokens, last = self.data.token_counts(), self.switch()
+        stretches = [(self.mixture, steps if last is None else min(steps, last))]
+        stretches += [(self.final.mixture, steps - stretches[0][1])] if self.final else []
+        times: dict[str, float] = {}
+        for mixture, length in stretches:
+            trained = length * self.batch_size * self.seq_len
+            for name, share in drawn_mixture(mixture, list(tokens)).items():
+                if tokens[name]:
+                    times[name] = times.get(name, 0.0) + trained * float(share) / tokens[name]
+        return times
+
     def switch(self) -> int | None:
-        """Returns the last step before the final mixture; None if there is none."""
         return self.final.switch(self.passed_over) if self.final else None
 
     @functools.cached_property
@@ -318,21 +334,6 @@ def validation_rows(
         yield ValidationBatch(batch, int(counted.size), int(length[counted].sum()))
 
 
-def passes(order: Rows, steps: int) -> dict[str, float]:
-    """Returns source -> its number of epochs in a run of `steps` steps. Raises ConfigError if a mixture is wrong."""
-    tokens, final = order.data.token_counts(), order.final
-    last = order.switch()
-    stretches = [(order.mixture, steps if last is None else min(steps, last))]
-    stretches += [(final.mixture, steps - stretches[0][1])] if final else []
-    times: dict[str, float] = {}
-    for mixture, length in stretches:
-        trained = length * order.batch_size * order.seq_len
-        for name, share in drawn_mixture(mixture, list(tokens)).items():
-            if tokens[name]:
-                times[name] = times.get(name, 0.0) + trained * float(share) / tokens[name]
-    return times
-
-
 def mixture_words(order: Rows, steps: int) -> str:
     """Returns "web 0.9, math 0.1 to step 800, then web 0.6, math 0.4" for a run of `steps`; "" with one mixture."""
     if order.final is None:
@@ -382,11 +383,6 @@ def steps_of(order: Rows, source: str, first: int, tokens: int, done: int) -> li
     numbers = order.plan.find(source, rows, order.batch_number(done)) + 1
     steps = (mixture_lib.step_of(number, order.passed_over) for number in numbers.tolist())
     return [step for number, step in zip(numbers.tolist(), steps, strict=True) if order.batch_number(step) == number]
-
-
-def documents_of(order: Rows, step: int) -> list[str]:
-    batch = describe_batch(order, step - 1, snippet_chars=0)
-    return [traced.document for traced in batch if traced.text != LEFT_OUT]
 
 
 def describe_batch(order: Rows, item: int, snippet_chars: int = 200) -> Iterator[Traced]:

@@ -122,21 +122,6 @@ class Plan:
         return document_rows.permute(np.arange(n, dtype=np.int64), n, f"{self._seed}/examples/{epoch}")
 
 
-def once(lengths: np.ndarray, *, seq_len: int, batch_size: int, most: int = 0) -> list[list[list[Item]]]:
-    """Returns the rows of batches that hold each example once, in order; the last batch may be partly empty."""
-    batches: list[list[list[Item]]] = []
-    room: list[int] = []
-    slots: list[int] = []
-    for number, length in enumerate(lengths.tolist()):
-        row = pack_examples.first_fit(length, room, slots)
-        if row is None:
-            batches.append([[] for _ in range(batch_size)])
-            room, slots = [seq_len] * batch_size, [most or seq_len] * batch_size
-            row = pack_examples.first_fit(length, room, slots)
-        batches[-1][row].append(Item(number))
-    return batches
-
-
 Batch = dict[str, np.ndarray]
 _PLANNED = 256  # batches from which the number of passes is estimated
 
@@ -245,8 +230,17 @@ class Packed(Order):
         return dataclasses.replace(self, train=train, val=val)
 
     def _once(self, source: Coded, batch_size: int, examples: int | None = None) -> list[list[list[Item]]]:
-        sizes = {"seq_len": self.sizes.seq_len, "batch_size": batch_size, "most": self._most}
-        return once(source.lengths()[:examples], **sizes)
+        """Returns the rows of batches that hold each example once, in order; the last batch may be partly empty."""
+        batches, room, slots = [], [], []
+        for number, length in enumerate(source.lengths()[:examples].tolist()):
+            row = pack_examples.first_fit(length, room, slots)
+            if row is None:
+                batches.append([[] for _ in range(batch_size)])
+                room = [self.sizes.seq_len] * batch_size
+                slots = [self._most or self.sizes.seq_len] * batch_size
+                row = pack_examples.first_fit(length, room, slots)
+            batches[-1][row].append(Item(number))
+        return batches
 
     def passes(self, steps: int) -> dict[str, float]:
         """Returns "examples" and the sources of the replayed text -> their epochs in a run of `steps` steps."""
@@ -262,10 +256,9 @@ class Packed(Order):
         return [str(self.train.places[item.number]) for row in planned for item in row if not item.replay]
 
     def _stacked(self, planned: Sequence[Sequence[Item]], source: Coded, ends: bool = True) -> Batch:
-        """Returns the batch of rows of examples. Packs each row alone, so that it holds the examples that the plan says."""
-        groups = ([self._group(item, source, ends) for item in items] for items in planned)
-        packed = [pack_examples.pack(of_row, self.sizes.seq_len, 1)[0] for of_row in groups]
-        batch = {name: np.concatenate([row[name] for row in packed]) for name in packed[0]}
+        """Returns the batch of rows of examples."""
+        rows = [[segment for item in items for segment in self._group(item, source, ends)] for items in planned]
+        batch = pack_examples.pack(rows, self.sizes.seq_len)
         if virtual := coder.virtual_ids(self.data.encoder):  # virtual tokens have no weight, and no row in the head
             batch["targets"][np.isin(batch["targets"], virtual)] = self.data.encoder.eos_id
         return batch | (self._of_pairs(planned, source) if self.pairs else {})

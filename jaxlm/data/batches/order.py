@@ -21,7 +21,10 @@ _REMOVED = {"without": "data.without"}
 
 
 class Order:
-    """The order of a run's batches. Each kind of order is a frozen dataclass with these fields, `parts` and `made`."""
+    """The order of a run's batches.
+
+    Each kind of order is a frozen dataclass with these fields, `parts`, `made`, `passes` and `places`.
+    """
 
     data: Encoded
     passed_over: Windows  # to skip, (first, last) from 1; may grow after a run's last step
@@ -36,6 +39,18 @@ class Order:
     def made(self, number: int, rows: Sequence[int] | None) -> typing.Any:
         """Returns these rows (None: all) of the batch `number`, from 0. Thread-safe."""
         raise NotImplementedError
+
+    def passes(self, steps: int) -> dict[str, float]:
+        """Returns source -> how many epochs of it a run of `steps` steps is."""
+        raise NotImplementedError
+
+    def places(self, step: int) -> list[str]:
+        """Returns the ids of the documents in a step's batch, or where its examples are from, for the log."""
+        raise NotImplementedError
+
+    def switch(self) -> int | None:
+        """Returns the last step before a final mixture, whose losses are not comparable; None if the mixture is constant."""
+        return None
 
     def batch(self, item: int, rows: Sequence[int] | None = None) -> typing.Any:
         return self.made(self.batch_number(int(item) + 1) - 1, rows)

@@ -220,7 +220,7 @@ class _Documents:
     def save(self, place: pathlib.Path) -> None:
         """Moves all documents to the disk, so that tasks and a later call can read them."""
         self.shuffle.spill()
-        content = pickle.dumps((self.shuffle.on_disk, len(self.shuffle), self.limit, self.stats))
+        content = pickle.dumps((self.shuffle.on_disk, self.shuffle.documents, self.limit, self.stats))
         files.write_atomically(place / _READ_MARK, content)
 
     def read(self, buckets: Iterable[int] = range(BUCKETS)) -> Iterator[tuple[str, bytes, bool]]:
@@ -287,7 +287,7 @@ def _build(
     files, entries, texts = _write_tokenizer(root, coder), {}, {}
     for source in source_list:
         began, name = time.perf_counter(), source.name
-        with console.working(f"writing {name}", len(documents[name].shuffle), "documents", end=False) as tell:
+        with console.working(f"writing {name}", documents[name].shuffle.documents, "documents", end=False) as tell:
             paths = [_encoded_file(work, task) for task, (owner, _) in enumerate(tasks) if owner == name]
             batches = _saved(paths) if paths else _encoded(documents[name].read(), coder)
             splits, texts[name] = _write_source(root, name, batches, coder, settings, tell)

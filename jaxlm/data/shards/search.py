@@ -68,8 +68,7 @@ def streams(data: DataDir) -> list[tuple[str, str]]:
 def texts(data: DataDir, places: Places | None = None) -> Iterator[Group]:
     """Yields all documents, or those of the places, stream by stream."""
     for stream in streams(data):
-        for group, ids_N in documents(data, *stream, None if places is None else places.get(stream, ())):
-            yield *stream, group, ids_N
+        yield from documents(data, *stream, None if places is None else places.get(stream, ()))
 
 
 def groups(data: DataDir, source: str, split: str, ranges: Ranges | None = None) -> Iterator[list[Document]]:
@@ -80,19 +79,17 @@ def groups(data: DataDir, source: str, split: str, ranges: Ranges | None = None)
             yield [each for each in begun if each.start >= first]
 
 
-def documents(
-    data: DataDir, source: str, split: str, ranges: Ranges | None = None
-) -> Iterator[tuple[list[Document], np.ndarray]]:
-    """Yields (documents that follow one another, their tokens), of a stream or of ranges of its tokens."""
+def documents(data: DataDir, source: str, split: str, ranges: Ranges | None = None) -> Iterator[Group]:
+    """Yields documents that follow one another with their tokens, of a stream or of ranges of its tokens."""
     stream = data.stream(source, split)
     for group in groups(data, source, split, ranges):
         if group:
-            yield group, stream.read(group[0].start, group[-1].start + group[-1].tokens)
+            yield source, split, group, stream.read(group[0].start, group[-1].start + group[-1].tokens)
 
 
 def each_document(data: DataDir, source: str, split: str) -> Iterator[tuple[Document, np.ndarray]]:
     """Yields (a document, its tokens) until the end of a stream."""
-    for group, ids_N in documents(data, source, split):
+    for *_, group, ids_N in documents(data, source, split):
         for each in group:
             at = each.start - group[0].start
             yield each, ids_N[at : at + each.tokens]

@@ -219,6 +219,8 @@ class Document:
 class DataDir:
     """An opened data directory. `separator_id` begins each document, and so each segment of a row."""
 
+    as_before = ""  # see `coder.Encoded`
+
     def __init__(self, path: pathlib.Path, manifest: dict, sha256: str):
         self.path, self.manifest, self.sha256 = path, manifest, sha256
         self.eos_id: int = manifest["tokenizer"]["eos_id"]

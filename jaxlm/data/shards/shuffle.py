@@ -41,9 +41,6 @@ class Shuffle:
     def _file(self, bucket: int) -> pathlib.Path:
         return self._folder / f"{bucket:02d}"
 
-    def __len__(self) -> int:
-        return self.documents
-
     def add(self, doc_id: str, text: str, content_hash: int) -> None:
         """Adds a document to the shuffle. `content_hash` (uint64) is yielded with the document later."""
         raw_id, raw = doc_id.encode("utf-8", "replace"), text.encode()

@@ -161,7 +161,7 @@ def _blocks(data: DataDir, tell: Tell) -> Iterator[dict[str, str | int]]:
     decode, done, small = data.decoder(), 0, _small(data)
     size = 2 * _BLOCK if small else _BLOCK
     for number, stream in enumerate(search.streams(data)):
-        for group, ids_N in search.documents(data, *stream):
+        for *_, group, ids_N in search.documents(data, *stream):
             raw, ends_N1 = decode(ids_N)
             text = (raw.lower() if small else raw).decode("latin-1")
             begins = ends_N1[[each.start - group[0].start for each in group]].tolist()

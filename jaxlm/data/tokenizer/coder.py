@@ -57,6 +57,7 @@ class Encoded(typing.Protocol):
 
     vocab_size: int
     sha256: str  # of all the text, in hex
+    as_before: str  # how older versions read the same text, in words; "" if in the same way
 
     def tokenizer(self) -> Coder:
         """Returns the tokenizer that encoded the text."""

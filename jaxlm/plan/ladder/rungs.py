@@ -15,7 +15,7 @@ import typing
 from collections.abc import Mapping, Sequence
 
 from jaxlm.config import Config, ConfigError, ModelConfig, OptimConfig, older, with_keys
-from jaxlm.data.batches.document_rows import MOST_PASSES, Rows, passes
+from jaxlm.data.batches.document_rows import MOST_PASSES, Rows
 from jaxlm.host.console import human
 from jaxlm.plan import flops, settle
 from jaxlm.plan.cost import tokens
@@ -183,7 +183,7 @@ def check_data(order: Rows, climbed: Sequence[Rung]) -> str:
     """Returns a line on the sources that the largest run repeats; "" if none. Raises ConfigError if it repeats too often."""
     most = max(climbed, key=lambda run: run.tokens)
     batches = dataclasses.replace(order, batch_size=most.config.train.batch_size)
-    epochs = passes(batches, most.config.train.steps)
+    epochs = batches.passes(most.config.train.steps)
     times = most.tokens / sum(order.data.token_counts()[source] for source in epochs)
     if times > MOST_PASSES:
         raise ConfigError(

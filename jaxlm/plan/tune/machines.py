@@ -254,7 +254,7 @@ def measure(config: Config) -> Iterator[dict[str, typing.Any]]:
     device = jax.devices()[0]
     ways = sharding.batch_ways(mesh)
     config = settle.assuming(settle.on_platform(config, device.platform).runs, remat="full", rows=ways)
-    sharding.check_batch(mesh, **{"train.microbatch_size": config.train.microbatch_size})
+    sharding.check_batch(mesh, "train.microbatch_size", config.train.microbatch_size)
     limit, own = tune.memory_limit(config.tune.memory_gb), lower.of_devices(0.0)
     machine = {
         "kind": device.device_kind,

@@ -195,8 +195,7 @@ class Supervisor:
         os.write(passed[supervised.CONFIG], pickle.dumps(self.config))
         if lock:
             passed[files.HANDED_DOWN] = os.dup(lock.fileno())
-        lost = f"{clock.HUNG}:{self._hung:.3f}" if self._hung else ""
-        environment = {supervised.SINCE: repr(self._since), supervised.LOST: lost}
+        environment = {supervised.SINCE: repr(self._since), supervised.LOST: f"{self._hung:.3f}"}
         child = children.Child(self.command, environment, passed, self.output)
         self._hangs.begin(time.monotonic())
         self._child, self.start = child, farewell.Start(None if self._several else child.pid, began)

@@ -6,7 +6,7 @@ import time
 
 import jax
 
-from jaxlm.config import Config, HardwareConfig, TrainConfig
+from jaxlm.config import Config, HardwareConfig
 from jaxlm.plan import flops
 from jaxlm.plan.flops import count_params
 from jaxlm.run import ledger
@@ -69,21 +69,13 @@ class Meter:
         self._mark = (step, training)
         return record
 
-
-def make_meter(
-    per_token: flops.FlopsPerToken, train: TrainConfig, hardware: HardwareConfig, clock: Clock, earlier: Earlier
-) -> Meter:
-    """Returns the meter of a run on all devices of this program. See `Meter` for `clock` and `earlier`."""
-    peak = _peak_tflops(hardware)
-    return Meter(
-        clock,
-        earlier,
-        tokens_per_step=train.batch_size * train.seq_len,
-        flops_palm=per_token.palm,
-        flops_causal=per_token.causal,
-        peak_flops=peak * 1e12 * jax.device_count() if peak else None,
-        usd_per_hour=hardware.usd_per_hour,
-    )
+    def of_flops(self, per_token: flops.FlopsPerToken, hardware: HardwareConfig) -> "Meter":
+        """Returns a meter that measures MFU too, of all devices of this program."""
+        peak = _peak_tflops(hardware)
+        peak_flops = peak * 1e12 * jax.device_count() if peak else None
+        return dataclasses.replace(
+            self, flops_palm=per_token.palm, flops_causal=per_token.causal, peak_flops=peak_flops
+        )
 
 
 def recounted(folder: pathlib.Path, config: Config) -> str:

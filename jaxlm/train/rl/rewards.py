@@ -222,11 +222,9 @@ class Scorer:
         for first in range(0, len(texts), _ROWS):
             part = texts[first : first + _ROWS]
             # One text a row, with one more target after the text: else its last token would not be read.
-            groups = [[pack_examples.Segment([*ids, ids[-1]], np.zeros(len(ids)))] for ids in part]
-            packed = [pack_examples.pack([group], length, 1)[0] for group in groups]
-            packed += packed[:1] * (_ROWS - len(packed))
-            batch = {name: np.concatenate([row[name] for row in packed]) for name in packed[0]}
-            batch = jax.device_put(batch, sharding.replicated(self._mesh))
+            rows = [[pack_examples.Segment([*ids, ids[-1]], np.zeros(len(ids)))] for ids in part]
+            rows += rows[:1] * (_ROWS - len(rows))
+            batch = jax.device_put(pack_examples.pack(rows, length), sharding.replicated(self._mesh))
             scores_BxS = self._score(self._variables, batch)
             scores += np.asarray(scores_BxS)[: len(part), 0].tolist()
         return np.asarray(scores, np.float32)

@@ -154,7 +154,7 @@ class Rollouts:
 
     def _packed(self, items: Sequence[Item], answers: Sequence[Answer]) -> tuple[dict[str, np.ndarray], "_Places"]:
         c, n = self.parts.config, policy.in_row(self.parts.config)
-        packed, places = [], []
+        rows, places = [], []
         for row in range(c.train.batch_size):
             group, used = [], 0
             for number in range(row * n, (row + 1) * n):
@@ -164,8 +164,8 @@ class Rollouts:
                 group.append(pack_examples.Segment([*item.ids, *answer.ids], weights))
                 places.append((row, slice(used + len(item.ids) - 1, used + len(weights))))
                 used += len(weights)
-            packed.append(pack_examples.pack([group], c.train.seq_len, 1)[0])
-        return {name: np.concatenate([row[name] for row in packed]) for name in packed[0]}, places
+            rows.append(group)
+        return pack_examples.pack(rows, c.train.seq_len), places
 
     def _at_tokens(self, places: "_Places", values: Sequence[np.ndarray | float]) -> np.ndarray:
         """Puts each answer's value, or its values by token, at the answer's tokens; float32[B, T]."""

@@ -6,6 +6,7 @@ import types
 
 import numpy as np
 import pytest
+import tiny_pairs
 
 from jaxlm.config import ConfigError
 from jaxlm.data.batches import document_rows, loader, pack_examples
@@ -136,7 +137,7 @@ def text(*ids):
 
 def test_pack_never_lets_a_group_leave_its_row():
     groups = [[text(9, 1, 2), text(9, 3)], [text(9, 4, 5, 6)], [text(9, 7, 8), text(9, 1)], [text(9, 2)]]
-    batch, placed = pack_examples.pack(groups, seq_len=6, rows=2)
+    batch, placed = tiny_pairs.pack(groups, 6, 2)
     assert placed == [0, 0, 1, 1]
     np.testing.assert_array_equal(batch["tokens"], [[9, 1, 9, 9, 4, 5], [9, 7, 9, 9, 0, 0]])
     np.testing.assert_array_equal(batch["targets"], [[1, 2, 3, 4, 5, 6], [7, 8, 1, 2, 0, 0]])
@@ -151,11 +152,11 @@ def test_pack_never_lets_a_group_leave_its_row():
 
 def test_pack_stops_at_the_first_group_without_room_so_that_the_next_batch_begins_with_it():
     groups = [[text(9, 1, 2, 3)], [text(9, 1, 2, 3)], [text(9, 1)]]
-    _, placed = pack_examples.pack(groups, seq_len=4, rows=1)
+    _, placed = tiny_pairs.pack(groups, 4, 1)
     assert placed == [0]  # the third would fit, but order is order
-    _, placed = pack_examples.pack(groups[1:], seq_len=4, rows=1)
+    _, placed = tiny_pairs.pack(groups[1:], 4, 1)
     assert placed == [0, 0]
-    assert not pack_examples.pack([], seq_len=4, rows=1)[0]["weights"].any()
+    assert not pack_examples.pack([[]], seq_len=4)["weights"].any()
 
 
 @pytest.mark.parametrize(
@@ -168,7 +169,7 @@ def test_pack_stops_at_the_first_group_without_room_so_that_the_next_batch_begin
 )
 def test_what_cannot_be_packed_is_one_line(group, message):
     with pytest.raises(ConfigError, match=message):
-        pack_examples.pack([group], seq_len=3, rows=1)
+        pack_examples.pack([group], seq_len=3)
 
 
 OPTIONS = {"seed": 7, "seq_len": 24, "batch_size": 8}
@@ -268,13 +269,13 @@ def test_both_mixtures_count_each_for_its_steps():
     data = types.SimpleNamespace(token_counts=lambda: {"web": 1000, "code": 6400, "best": 320, "unused": 5})
     final = mixture.Final({"web": 1.0, "best": 3.0}, share=0.2, steps=100)
     order = document_rows.Rows(data, {"web": 3.0, "code": 1.0, "unused": 0.0}, 0, seq_len=32, batch_size=4, final=final)
-    assert document_rows.passes(order, 100) == pytest.approx({"web": 7.68 + 0.64, "code": 0.4, "best": 6.0})
-    assert document_rows.passes(order, 80) == pytest.approx({"web": 7.68, "code": 0.4, "best": 0.0})
-    assert document_rows.passes(order, 40) == pytest.approx({"web": 3.84, "code": 0.2, "best": 0.0})
+    assert order.passes(100) == pytest.approx({"web": 7.68 + 0.64, "code": 0.4, "best": 6.0})
+    assert order.passes(80) == pytest.approx({"web": 7.68, "code": 0.4, "best": 0.0})
+    assert order.passes(40) == pytest.approx({"web": 3.84, "code": 0.2, "best": 0.0})
     assert document_rows.mixture_words(order, 100) == "web 0.75, code 0.25 to step 80, then best 0.75, web 0.25"
     assert document_rows.mixture_words(order, 80).endswith("then best 0.75, web 0.25 (this run ends at step 80)")
     # Ten batches that were passed over: 70 steps are left of the first 80 batches, so that 30 draw from the final mixture.
     over = order.passing_over([(11, 20)])
-    assert document_rows.passes(over, 100)["best"] == pytest.approx(9.0)
+    assert over.passes(100)["best"] == pytest.approx(9.0)
     assert "to step 70, then" in document_rows.mixture_words(over, 100)
     assert document_rows.mixture_words(document_rows.Rows(data, {"web": 1.0}, 0, seq_len=32, batch_size=4), 100) == ""

@@ -9,6 +9,7 @@ import pytest
 import tiny_chats
 import tiny_data
 import tiny_models as tiny
+import tiny_pairs
 
 from jaxlm import models
 from jaxlm.config import ConfigError
@@ -95,7 +96,7 @@ def test_packed_is_one_by_one(files, tokenizer):
     alone = []
     for item in (item for row in planned for item in row):
         ((ids, weights),) = of_example(made.train, item.number)
-        alone.append(pack_examples.pack([[pack_examples.Segment(ids, weights)]], 192, 4)[0])
+        alone.append(tiny_pairs.pack([[pack_examples.Segment(ids, weights)]], 192, 4)[0])
     want = sum(map(nll, alone))
     np.testing.assert_allclose(nll(whole), want, rtol=1e-5)
     crossed = whole | {"segment_ids": np.ones_like(whole["segment_ids"])}  # the mutation: texts see those before them
@@ -306,7 +307,7 @@ def test_rows_are_those_of_pack():
     at = 0
     for batch in range(20):
         rest = [[pack_examples.Segment([0] * (LENGTHS[i] + 1), [0.0] * LENGTHS[i])] for i in stream[at:]]
-        _, placed = pack_examples.pack(rest, 32, 4)
+        _, placed = tiny_pairs.pack(rest, 32, 4)
         want = [[stream[at + n] for n, row in enumerate(placed) if row == r] for r in range(4)]
         assert [[item.number for item in row] for row in made.rows(batch)] == want
         at += len(placed)
@@ -338,8 +339,7 @@ def test_pieces_are_rows_of_the_data(data):
         source, _, row = plan.locate(number, np.zeros(1, np.int64))
         read = data.stream(plan.names[source[0]]).read(row[0] * 48, row[0] * 48 + 49)
         want = document_rows.make_batch(read[None], data.separator_id)
-        found, placed = pack_examples.pack([pieces.segments(number)], 48, 1)
-        assert placed == [0]
+        found = pack_examples.pack([pieces.segments(number)], 48)
         for name in want:
             np.testing.assert_array_equal(found[name], want[name], err_msg=name)
     used = pieces.passes(40)

@@ -158,7 +158,7 @@ def test_a_step_names_no_document_that_is_left_out(tmp_path, data):
     gone = {
         list(search.each_document(data, source, split))[n][0].doc_id for source, split, n in CHOSEN if split == "train"
     }
-    named = [[*document_rows.documents_of(order, step)] for order in (whole, branch) for step in range(1, 9)]
+    named = [order.places(step) for order in (whole, branch) for step in range(1, 9)]
     assert gone & {doc_id for step in named[:8] for doc_id in step}
     assert [[doc_id for doc_id in step if doc_id not in gone] for step in named[:8]] == named[8:]
 

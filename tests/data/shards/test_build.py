@@ -346,7 +346,7 @@ def shuffled(path, memory_bytes, key="k", documents=DOCUMENTS):
     shuffle = Shuffle(path, key, memory_bytes)
     for document in documents:
         shuffle.add(*document)
-    assert len(shuffle) == len(documents)
+    assert shuffle.documents == len(documents)
     once, again = list(shuffle), list(shuffle)
     assert once == again
     return shuffle, [(doc_id, raw.decode(), content) for doc_id, raw, content in once]

@@ -1,5 +1,6 @@
 """Finding strings in shards, taking the documents out, and the new data that is left."""
 
+import hashlib
 import itertools
 import json
 import random
@@ -110,7 +111,8 @@ def test_without_a_list_all_others_stay_in_their_order(data, tmp_path):
         assert (new.path / name).read_bytes() == (data.path / name).read_bytes()
     assert new.manifest["recipe"] == data.manifest["recipe"]
     assert new.held_out_texts() == data.held_out_texts()
-    assert new.manifest[PARENT] == {"sha256": data.sha256, "without": len(gone)}
+    listed = hashlib.sha256((tmp_path / "list.jsonl").read_bytes()).hexdigest()
+    assert new.manifest[PARENT] == {"sha256": data.sha256, "without": len(gone), "list": listed}
     assert (new.path / removal.LIST).read_bytes() == (tmp_path / "list.jsonl").read_bytes()
     assert {match.split for match in find(new, rb"red green|sea sea")} == {"val"}
     with pytest.raises(ConfigError, match="no version is overwritten"):

@@ -135,9 +135,8 @@ def test_sft(tmp_path, pairs, packed):
         for s in texts
     ]
     want = value_and_grads(made, model, made.data_collator(examples))
-    batch, placed = pack_examples.pack([[text] for text in texts], T, ROWS if packed else COUNT)
+    batch, placed = tiny_pairs.pack([[text] for text in texts], T, ROWS if packed else COUNT)
     if not packed:
-        alone = [pack_examples.pack([[text]], T, 1)[0] for text in texts]
-        batch = {name: np.concatenate([one[name] for one in alone]) for name in batch}
+        batch = pack_examples.pack([[text] for text in texts], T)
     assert len(placed) == COUNT
     check(mean(lm.make(OURS, settings()), variables, {name: jnp.asarray(x) for name, x in batch.items()}), want)

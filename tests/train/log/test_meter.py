@@ -55,7 +55,8 @@ def test_speed_counts_steps_and_waits_for_batches_alone():
 def test_a_run_of_a_config_is_metered_on_all_devices():
     c = config.resolve(config_files.load("quickstart", ["workdir=w", "train.batch_size=16", "train.seq_len=128"]))
     spent = Time(step=50.0)
-    m = meter.make_meter(flops.of(c), c.train, HardwareConfig(3600.0, 2.0, "", ()), spent, Earlier())
+    m = meter.Meter(spent, tokens_per_step=16 * 128, usd_per_hour=3600.0)
+    m = m.of_flops(flops.of(c), HardwareConfig(3600.0, 2.0, "", ()))
     record = m.now(3)
     assert record["tokens"] == 3 * 16 * 128
     assert record["cost_usd"] == record["wall_s"] == 50.0
