@@ -10,18 +10,16 @@ import shutil
 import jax
 
 from jaxlm import models
+from jaxlm.commands.import_hf import write
 from jaxlm.config import Config, ConfigError, config_files
 from jaxlm.data.batches.open import open_mixture
 from jaxlm.data.shards import vocabulary
-from jaxlm.data.tokenizer import coder
 from jaxlm.devices.processes import say, together
 from jaxlm.eval import held_out, model
 from jaxlm.host.console import print_table
 from jaxlm.host.redact import redact
-from jaxlm.run import ledger
 from jaxlm.run.checkpoints import keep, saving
-from jaxlm.run.workdir import TOKENIZER
-from jaxlm.train import origin, start
+from jaxlm.train import origin
 
 Weights = dict[int, float]  # step -> its share of the average
 
@@ -111,9 +109,7 @@ def _write(config: Config, folder: pathlib.Path, average: origin.Origin, params)
     saving.save_weights(part / "checkpoints", params, redact(dataclasses.asdict(made)))
 
     def finish() -> None:
-        coder.write(average.tokenizer(), part / TOKENIZER)
-        ledger.record_start(part, made, step=0, hardware=start.hardware(), manifest_sha256="", choices={}, changed=[])
-        ledger.end(part, step=0, code=0, why=f"averaged from checkpoints of {folder.resolve()}")
+        write(made, average.tokenizer(), part, f"averaged from checkpoints of {folder.resolve()}")
         shutil.rmtree(out, ignore_errors=True)
         os.rename(part, out)
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from jaxlm import config as config_lib
 from jaxlm.config import Config, ConfigError, config_files
+from jaxlm.data.shards.manifest import LIST
 from jaxlm.host import console
 from jaxlm.run import differences, ledger, metrics, receipt
 from jaxlm.run.checkpoints import keep, meta, restore
@@ -51,10 +52,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if data:
         print("no replay: its data is gone or changed")
         return 3
-    # A checkpoint without a link was saved right before a kill, or a rollback undid it.
-    first = (
-        (book["starts"] or [{}])[0].get("step", 0) if config.origin_state else 0
-    )  # a branch begins with its origin's
+    # A branch begins with its origin's steps. A checkpoint without a link was saved before a kill, or a rollback undid it.
+    first = (book["starts"] or [{}])[0].get("step", 0) if config.origin_state else 0
     begins = {first, *(n for n in keep.steps(checkpoints) if faults.get(n) == "" and (n in links or not links))}
     logged = () if args.until_digest else metrics.read(folder / "metrics.jsonl", book["rollbacks"])
     ends, steps = {*begins, *links, *logged}, 1 if args.until_digest else args.steps or _STEPS
@@ -111,7 +110,7 @@ def _trained(folder: pathlib.Path, book: dict, begin: int, until: int, config: C
     (place / "config.json").write_text(config_lib.to_json(config))
     (place / "run.json").write_text(json.dumps(book | {"starts": [], "phases": [], "receipt": []}))
     # A reference's words on pairs, documents to leave out.
-    for path in (*folder.glob("*.npz"), *folder.glob("without.jsonl")):
+    for path in (*folder.glob("*.npz"), *folder.glob(LIST)):
         shutil.copy(path, place)
     if (begin and (folder / f"checkpoints/{begin}").is_dir()) or keep.imported(folder / "checkpoints"):
         saved = pathlib.Path("checkpoints", str(begin))  # links to its files: what is written beside them stays here

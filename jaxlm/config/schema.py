@@ -110,14 +110,8 @@ class LossConfig:
 
 # What a rule says where it is 0 -> its key of `optim`. The matrices' ratio is in the line of MATRICES.
 BY_RULE = {"lr": "lr", "matrix_lr_ratio": "rates", "b2": "b2"}
-GROWS = (
-    "n_layers",
-    "d_model",
-    "n_heads",
-    "n_kv_heads",
-    "d_ff",
-    "vocab_size",
-)  # keys of `model`: what `jaxlm grow` changes
+# Keys of `model`: what `jaxlm grow` changes.
+GROWS = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "vocab_size")
 MATRICES, ROWS = "layers_.*/kernel", "rows"  # patterns of `optim.rates` with a meaning of their own
 
 

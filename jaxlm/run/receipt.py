@@ -50,7 +50,7 @@ def link(folder: pathlib.Path, manifest: str, step: int, arrays: dict[str, str],
             "rollbacks": [len(book["rollbacks"]), seal(book["rollbacks"])],
             "passed_over": seal(book["passed_over"]),
             "without": _list(folder),
-            "before": ledger.last_link(folder) or next(iter(_begun_from(folder)), ""),
+            "before": links[-1].get("sha256", "") if links else next(iter(_begun_from(folder)), ""),
         }
         links = [{k: v for k, v in old.items() if k != "arrays" or old.get("step") in kept} for old in links]
         ledger.put(folder, "receipt", [*links, new | {"sha256": seal(new), "arrays": arrays}])
