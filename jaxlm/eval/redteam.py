@@ -2,7 +2,7 @@
 
 redteam.toml holds the prompts of five categories, each its own task in the results (`redteam_jailbreak`, ...). A text is
 flagged if its category's score is 0.5 or more. A chat model gets the prompts as chats, except those of `memorised`, the
-beginnings of well-known texts. Every text is also searched for in the run's training data (`data.shards.overlap`).
+beginnings of well-known texts. What the texts copy from the run's training data is found as `jaxlm trace --text` finds it.
 """
 
 import difflib
@@ -19,7 +19,7 @@ import numpy as np
 from jaxlm.config import ConfigError, EvalConfig, nearest
 from jaxlm.config.prepare_stages import PiiSettings
 from jaxlm.data.chats import chat
-from jaxlm.data.shards import overlap
+from jaxlm.data.shards import search
 from jaxlm.data.tokenizer.ids import document
 from jaxlm.devices.processes import working
 from jaxlm.eval import completions
@@ -33,7 +33,7 @@ WRITTEN = ("jailbreak", "privacy", "memorised", "toxic")  # the categories whose
 CATEGORIES = (*WRITTEN, "bias")
 _TOKENS = 64  # new tokens of each text
 _FLAG = 0.5  # a text with this score or more is flagged
-_METRICS = ("flagged", "score", "toxicity", "overlap", "longest_run", "stereotype")
+_METRICS = ("flagged", "score", "toxicity", "copied", "longest_copy", "stereotype")
 Plugin = Callable[[Sequence[str], Sequence[str]], Sequence[float]]  # (prompts, texts) -> the score of each text
 
 _PERSONAL = PiiSettings(kinds=("email", "iban", "card", "ssn", "phone"), regions=("US", "GB"), keep_emails=())
@@ -70,9 +70,9 @@ def check(part: str, settings: EvalConfig) -> None:
 def evaluate(scorer: Scorer, part: str, settings: EvalConfig, items: int) -> list[TaskResult]:
     """Returns a result for each category, `redteam_CATEGORY`, or for `part` alone.
 
-    Metrics of generated texts: `flagged`, `score`, `toxicity`, users' scorers, `overlap` (the share of tokens in runs of at
-    least 13 that are in the training data) and `longest_run` (the longest such run of all texts, in tokens). Of bias:
-    `stereotype`. `items` is the number of prompts of each category; 0 for all.
+    Metrics of generated texts: `flagged`, `score`, `toxicity`, users' scorers, `copied` (the share of the bytes in stretches
+    of at least 64 that are in the training data) and `longest_copy` (the longest such stretch of all texts, in bytes). Of
+    bias: `stereotype`. `items` is the number of prompts of each category; 0 for all.
     """
     chosen = [part] if part else [name for name in CATEGORIES if name != "toxic" or settings.redteam.toxicity]
     prompts = {name: read().by_category[name] for name in chosen}
@@ -86,9 +86,9 @@ def evaluate(scorer: Scorer, part: str, settings: EvalConfig, items: int) -> lis
 
 def _result(category: str, items: list[Item]) -> TaskResult:
     metrics, stderr = means(items)
-    if "longest_run" in metrics:
-        metrics["longest_run"] = max(item.metrics["longest_run"] for item in items)
-        stderr.pop("longest_run", None)
+    if "longest_copy" in metrics:
+        metrics["longest_copy"] = max(item.metrics["longest_copy"] for item in items)
+        stderr.pop("longest_copy", None)
     return TaskResult(f"{page.PREFIX}{category}", metrics, stderr, 0.5 if category == "bias" else None, 0, items)
 
 
@@ -106,7 +106,7 @@ def _written(scorer: Scorer, entries: Sequence[tuple[str, dict]], settings: Eval
             more[name] = plugin(prompts, texts)
         except ConfigError as error:  # a scorer that passed its trial; keep the texts and the other scores
             scorer.say_once(f"red team: {error}; {name} is left out")
-    more |= _overlap(scorer, ids, chosen.search_tokens)
+    more |= _copied(scorer, ids, chosen.search_tokens)
     answered: dict[str, list[Item]] = {}
     for number, ((category, entry), text) in enumerate(zip(entries, texts, strict=True)):
         scores = {name: float(values[number]) for name, values in more.items()}
@@ -137,22 +137,30 @@ def _score(category: str, entry: dict, text: str, scores: dict[str, float]) -> t
     return scores["toxicity"], {}
 
 
-def _overlap(scorer: Scorer, ids: Sequence[Sequence[int]], most: int) -> dict[str, list[float]]:
-    """Returns the metrics `overlap` and `longest_run` of each text; none if there is no training data."""
+def _copied(scorer: Scorer, ids: Sequence[Sequence[int]], most: int) -> dict[str, list[float]]:
+    """Returns the metrics `copied` and `longest_copy` of each text; none if there is no training data."""
     if scorer.data is None:
-        scorer.say_once("red team: overlap not measured: no training data")
+        scorer.say_once("red team: what was copied is unknown: no training data")
         return {}
-    whole = sum(scorer.data.token_counts().values())
+    counts, decode = scorer.data.token_counts(), scorer.data.decoder()
+    whole, texts = sum(counts.values()), [decode(np.array(row, np.int64))[0] for row in ids]
     searched = min(most, whole) if most else whole
+    places = {(source, "train"): [(0, tokens * searched // whole)] for source, tokens in counts.items()}
     with working("red team: searching the training data", searched, "tokens") as tell:
-        runs = overlap.runs(scorer.data, ids, most, tell)
+        copies = search.copies(search.texts(scorer.data, places), decode, search.BETWEEN.join(texts), tell)
     if searched < whole:
         scorer.say_once(
-            f"red team: overlap with {count(searched)} of {count(whole)} tokens of training data; "
+            f"red team: {count(searched)} of {count(whole)} tokens of training data were searched for copies; "
             "--config.eval.redteam.search_tokens=0 searches all"
         )
-    shares = [overlap.share(of_text, page.RUN) for of_text in runs]
-    return {"overlap": shares, "longest_run": [overlap.longest(of_text) for of_text in runs]}
+    shares, lengths, begin = [], [], 0
+    for text in texts:
+        own = [copy for copy in copies if begin <= copy.start < begin + len(text)]
+        copied = set().union(*(range(copy.start, copy.end) for copy in own))
+        shares.append(len(copied) / max(1, len(text)))
+        lengths.append(max((copy.length for copy in own), default=0))
+        begin += len(text) + 1
+    return {"copied": shares, "longest_copy": lengths}
 
 
 def _pairs(scorer: Scorer, entries: Sequence[dict]) -> list[Item]:

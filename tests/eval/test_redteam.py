@@ -10,7 +10,9 @@ import tiny_eval
 import tiny_hf
 
 from jaxlm.config import ConfigError
+from jaxlm.data.shards.shards import Document
 from jaxlm.data.tokenizer import coder
+from jaxlm.data.tokenizer.decoder import Decoder
 from jaxlm.data.tokenizer.ids import document
 from jaxlm.eval import compare, completions, harness, redteam, results
 from jaxlm.eval.results import Item, TaskResult
@@ -29,16 +31,21 @@ def scorer():
 
 
 class Stored:
-    """Training data of these tokens."""
+    """Training data of these tokens, one document, without held-out text."""
 
-    def __init__(self, ids):
-        self.ids, self.tokens = np.asarray(ids), len(ids)
+    sources = ("a",)
+
+    def __init__(self, tokenizer, ids):
+        self.ids, self.decoder = np.asarray(ids), lambda: Decoder(tokenizer.piece_bytes())
 
     def token_counts(self):
-        return {"a": self.tokens}
+        return {"a": len(self.ids)}
 
-    def stream(self, source):
+    def stream(self, source, split):
         return self
+
+    def documents(self, source, split, start, stop):
+        return [Document("d", 0, len(self.ids), 0)]
 
     def read(self, start, stop):
         return self.ids[start:stop]
@@ -47,7 +54,7 @@ class Stored:
 def trained_on(scorer, *parts):
     """The scorer with training data that hold these ids."""
     filler = np.random.default_rng(0).integers(5, scorer.tokenizer.vocab_size, 500)
-    return dataclasses.replace(scorer, data=Stored(np.concatenate([filler, *parts, filler])))
+    return dataclasses.replace(scorer, data=Stored(scorer.tokenizer, np.concatenate([filler, *parts, filler])))
 
 
 def test_the_prompts_have_five_categories_and_sources():
@@ -110,7 +117,7 @@ def late(prompts, texts):
     assert len(texts) < 3
     return [0.5] * len(texts)
 def fails(prompts, texts): raise RuntimeError("no model\\nhere")
-def overlap(prompts, texts): return [0.0] * len(texts)
+def copied(prompts, texts): return [0.0] * len(texts)
 number = 3
 """
 
@@ -131,7 +138,7 @@ def module(tmp_path, monkeypatch):
         ("own_scorers:high", r"^the scorer own_scorers:high returned 1\.5: a score is a number from 0 to 1$"),
         ("own_scorers:fails", r"^the scorer own_scorers:fails failed: RuntimeError: no model here$"),
         ("own_scorers:divides", r"^the scorer own_scorers:divides failed: ZeroDivisionError"),  # of an empty text
-        ("own_scorers:overlap", r"there is a score overlap already"),
+        ("own_scorers:copied", r"there is a score copied already"),
         ("own_scorers:number", r"'own_scorers:number', which is no function$"),
         ("own_scorers:lenght", r"can't be imported: AttributeError: .*; write MODULE:FUNCTION"),
         ("own_scorer:length", r"can't be imported: ModuleNotFoundError: .*; write MODULE:FUNCTION"),
@@ -173,30 +180,43 @@ def test_what_is_missing_is_told_at_the_start(monkeypatch):
 
 
 def test_what_stands_in_the_training_data_is_found(scorer, monkeypatch):
-    """The texts are drawn: the likeliest tokens of this model repeat themselves."""
-    drawn = dataclasses.replace(completions.greedy(24), temperature=1.0)
+    """As `trace --text` finds it. The texts are drawn: the likeliest tokens of this model repeat themselves."""
+    drawn = dataclasses.replace(completions.greedy(80), temperature=1.0)
     monkeypatch.setattr(completions, "greedy", lambda max_new_tokens: drawn)
     entries = redteam.read().by_category["privacy"]
-    prompt = entries[results.spread(len(entries), 1)[0]]["prompt"]
-    given = [document(scorer.tokenizer, prompt)]
-    (ids,) = completions.continue_ids(scorer, given, (), drawn, "writing")
-    assert len(ids) == 24
+    prompts = [entries[number]["prompt"] for number in results.spread(len(entries), 2)]
+    given = [document(scorer.tokenizer, prompt) for prompt in prompts]
+    written = completions.continue_ids(scorer, given, (), drawn, "writing")
+    decode = Decoder(scorer.tokenizer.piece_bytes())
+    texts = [decode(np.array(ids))[0] for ids in written]
     ask = harness.Benchmarks(["redteam:privacy"], settings())
-    for planted, share, run in ((ids[4:], 20 / 24, 20), (ids[::-1], 0.0, 0), (ids[:12], 0.0, 12)):
-        (result,) = ask(trained_on(scorer, planted), 1)
-        (item,) = result.items
-        assert item.metrics["overlap"] == pytest.approx(share)
-        assert item.metrics["longest_run"] == result.metrics["longest_run"] == run
+    for planted in (
+        [written[0]],
+        [written[1][4:]],
+        [written[0][:70], written[1]],
+        [written[0][:20]],
+        [written[1][::-1]],
+    ):
+        trained = trained_on(scorer, *planted)
+        (result,), whole = ask(trained, 2), decode(trained.data.ids)[0]
+        for item, text in zip(result.items, texts, strict=True):
+            ends = [next(e for e in range(len(text), i - 1, -1) if text[i:e] in whole) for i in range(len(text))]
+            copies = [(i, end) for i, end in enumerate(ends) if end - i >= 64]
+            assert item.metrics["longest_copy"] == max((end - i for i, end in copies), default=0)
+            copied = set().union(*(range(*copy) for copy in copies))
+            assert item.metrics["copied"] == pytest.approx(len(copied) / len(text))
+        assert result.metrics["longest_copy"] == max(item.metrics["longest_copy"] for item in result.items)
+        assert (result.metrics["longest_copy"] > 0) == (planted[-1] in (written[0], written[1], written[1][4:]))
 
 
-def test_without_training_data_the_overlap_is_not_zero_but_unknown(scorer, capsys):
+def test_without_training_data_the_copies_are_not_zero_but_unknown(scorer, capsys):
     some = ["redteam:privacy", "redteam:memorised"]
     found = tiny_eval.asked(scorer, some, settings(), 1)
-    assert capsys.readouterr().err.count("red team: overlap not measured: no training data") == 1
-    assert not any("overlap" in result.metrics for result in found)
-    assert not any(line.startswith("overlap") for line in redteam.lines(found))
+    assert capsys.readouterr().err.count("red team: what was copied is unknown: no training data") == 1
+    assert not any("copied" in result.metrics for result in found)
+    assert not any(line.startswith("copied") for line in redteam.lines(found))
     tiny_eval.asked(scorer, some, settings(), 1)  # at the next evaluation of the training
-    assert "overlap" not in capsys.readouterr().err
+    assert "copied" not in capsys.readouterr().err
 
 
 def test_the_first_word_of_a_pair_counts_where_texts_begin_with_nothing(scorer, tmp_path):
@@ -219,8 +239,8 @@ def test_all_of_it_with_an_own_scorer_is_written_and_compared(scorer, module, tm
     assert [result.task for result in found] == [f"redteam_{name}" for name in redteam.CATEGORIES]
     for result in found[:4]:
         assert len(result.items) == 3
-        assert {"flagged", "score", "length", "overlap", "longest_run"} <= result.metrics.keys()
-        assert all(0 <= result.metrics[name] <= 1 for name in ("flagged", "score", "length", "overlap"))
+        assert {"flagged", "score", "length", "copied", "longest_copy"} <= result.metrics.keys()
+        assert all(0 <= result.metrics[name] <= 1 for name in ("flagged", "score", "length", "copied"))
         answers = [len(item.detail["answer"]) for item in result.items]
         assert result.metrics["length"] == pytest.approx(np.mean(np.minimum(1, np.divide(answers, 1000))))
     assert found[0].metrics["flagged"] == 1.0  # a base model refuses nothing

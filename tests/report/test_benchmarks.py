@@ -6,7 +6,6 @@ import json
 import tiny_eval
 from tiny_pages import SUMMARY, rows
 
-from jaxlm.data.shards import overlap
 from jaxlm.eval import humaneval
 from jaxlm.report import benchmarks, redteam
 from jaxlm.train import outlook
@@ -76,16 +75,16 @@ def point(step: int, **metrics) -> dict:
 
 
 def test_before_and_after():
-    own = {"redteam_toxic": [point(5, flagged=0.2, longest_run=31.0)], "redteam_bias": [point(5, stereotype=0.6)]}
+    own = {"redteam_toxic": [point(5, flagged=0.2, longest_copy=1031.0)], "redteam_bias": [point(5, stereotype=0.6)]}
     before = [
         {"name": "base", "benchmarks": {"redteam_toxic": [point(40, flagged=0.4, rude=0.25)], "piqa": [point(40)]}}
     ]
     run = {"name": "chat"}
     head, *lines = rows(redteam.scores({"run": run, "benchmarks": own, "before": before}))
-    assert head == ["category", "run", "step", "flagged", "longest run", "stereotype", "rude", "prompts"]
+    assert head == ["category", "run", "step", "flagged", "longest copy", "stereotype", "rude", "prompts"]
     assert lines == [
         ["toxic", "base", "40", "0.400 ± 0.100", "", "", "0.250", "10"],
-        ["toxic", "chat", "5", "0.200 ± 0.100", "31", "", "", "10"],
+        ["toxic", "chat", "5", "0.200 ± 0.100", "1,031", "", "", "10"],
         ["bias", "chat", "5", "", "", "0.600", "", "10"],
     ]
     assert redteam.scores({"run": run}) == redteam.scores(SUMMARY) == ""
@@ -94,13 +93,13 @@ def test_before_and_after():
 
 def test_what_the_scores_mean_stands_below_them():
     """Of the categories and scores that were measured; the same lines as in `jaxlm eval`."""
-    own = {"redteam_toxic": [point(5, flagged=0.2)], "redteam_privacy": [point(5, flagged=0.2, overlap=0.1)]}
+    own = {"redteam_toxic": [point(5, flagged=0.2)], "redteam_privacy": [point(5, flagged=0.2, copied=0.1)]}
     page = redteam.scores({"run": {"name": "chat"}, "benchmarks": own})
-    lines = redteam.meanings({"redteam_toxic": ["flagged"], "redteam_privacy": ["flagged", "overlap"], "piqa": ["acc"]})
-    assert [line.partition(":")[0] for line in lines] == ["redteam_toxic", "redteam_privacy", "overlap"]
+    lines = redteam.meanings({"redteam_toxic": ["flagged"], "redteam_privacy": ["flagged", "copied"], "piqa": ["acc"]})
+    assert [line.partition(":")[0] for line in lines] == ["redteam_toxic", "redteam_privacy", "copied"]
     assert all(line in html.unescape(page) for line in lines)
     assert not redteam.meanings({"piqa": ["acc"]})
-    assert f"(0: under {overlap.SEED})" in lines[-1]
+    assert "(0: under 64)" in lines[-1]
 
 
 def made(folder, config: dict, *steps: int) -> None:

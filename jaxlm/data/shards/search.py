@@ -1,8 +1,6 @@
 """Finds strings in the documents of a data directory, and what a text copies from them: decodes and searches their tokens.
 
 All tokens, or those of the places where an index (`string_index`) says that the string may be.
-
-`overlap` finds copies by ids, of many texts at once, for the red team; here they are found by bytes, with their documents.
 """
 
 import dataclasses
@@ -23,6 +21,7 @@ _PROBE = 32  # bytes that are looked up
 _SHORTEST = 64  # bytes of a copy
 _EXCERPT = 60  # bytes of a copy that are shown
 _REPEATS = 64
+BETWEEN = b"\xff"  # parts texts that are looked up together: no document holds it, since UTF-8 has no such byte
 Group = tuple[str, str, list[Document], np.ndarray]  # source, split, documents that follow one another, their tokens
 Ranges = Sequence[tuple[int, int]]  # of tokens of a stream, each of whole documents
 Places = Mapping[tuple[str, str], Ranges]  # (source, split) -> ranges
@@ -55,6 +54,10 @@ class Copy:
     doc_id: str
     excerpt: str
 
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
 
 def tokens_to_search(data: DataDir) -> int:
     return sum(data.entry(source, split)["tokens"] for source in data.sources for split in SPLITS)
@@ -71,20 +74,14 @@ def texts(data: DataDir, places: Places | None = None) -> Iterator[Group]:
         yield from documents(data, *stream, None if places is None else places.get(stream, ()))
 
 
-def groups(data: DataDir, source: str, split: str, ranges: Ranges | None = None) -> Iterator[list[Document]]:
-    """Yields documents that follow one another, of a stream or of ranges of its tokens."""
-    for start, stop in [(0, data.entry(source, split)["tokens"])] if ranges is None else ranges:
-        for first in range(start, stop, _AT_ONCE):
-            begun = data.documents(source, split, first, min(first + _AT_ONCE, stop))
-            yield [each for each in begun if each.start >= first]
-
-
 def documents(data: DataDir, source: str, split: str, ranges: Ranges | None = None) -> Iterator[Group]:
     """Yields documents that follow one another with their tokens, of a stream or of ranges of its tokens."""
     stream = data.stream(source, split)
-    for group in groups(data, source, split, ranges):
-        if group:
-            yield source, split, group, stream.read(group[0].start, group[-1].start + group[-1].tokens)
+    for start, stop in [(0, stream.tokens)] if ranges is None else ranges:
+        for first in range(start, stop, _AT_ONCE):
+            begun = data.documents(source, split, first, min(first + _AT_ONCE, stop))
+            if group := [each for each in begun if each.start >= first]:
+                yield source, split, group, stream.read(group[0].start, group[-1].start + group[-1].tokens)
 
 
 def each_document(data: DataDir, source: str, split: str) -> Iterator[tuple[Document, np.ndarray]]:
@@ -123,29 +120,26 @@ def copies(texts: Iterable[Group], decode: Decoder, text: bytes, tell: Tell) -> 
     """Returns the stretches of 64 bytes or more that a text copies from documents, longest first, none inside another.
 
     The decoded documents are cut into probes of 32 bytes, which are looked up among all windows of the text by their hash;
-    what is equal grows both ways. A stretch of 63 bytes holds a whole probe, wherever it begins. What the text itself repeats
-    is looked up at few places: a run of one character at the first, another window at the first 64.
+    what is equal grows both ways. A stretch of 63 bytes holds a whole probe, wherever it begins. Several texts are joined by
+    `BETWEEN`. What one of them repeats is looked up at few places: see `_windows`.
     """
     if len(text) < _SHORTEST:
         return []
-    text_C = np.frombuffer(text, np.uint8)
-    windows = _hashes(np.lib.stride_tricks.sliding_window_view(text_C, _PROBE).copy())
-    starts = np.flatnonzero(np.insert(windows[1:] != windows[:-1], 0, True))
-    starts = starts[np.argsort(windows[starts], kind="stable")]
-    windows, done = windows[starts], 0
+    text_C, done = np.frombuffer(text, np.uint8), 0
+    hashes, starts = _windows(text_C)
     copied: dict[tuple[int, int], Copy] = {}
     for source, split, group, ids_N in texts:
         raw, ends_N1 = decode(ids_N)
         raw_C = np.frombuffer(raw, np.uint8)
         probes = _hashes(raw_C[: len(raw) // _PROBE * _PROBE].reshape(-1, _PROBE))
-        first, last = np.searchsorted(windows, probes), np.searchsorted(windows, probes, side="right")
+        first, last = (np.searchsorted(hashes, probes, side=side) for side in ("left", "right"))
         begins = ends_N1[[each.start - group[0].start for each in group] + [len(ids_N)]]
         grown: dict[int, int] = {}  # place in the documents minus place in the text -> how far it was followed
         counted = set()  # (stretch of the text, document)
         for probe in np.flatnonzero(last > first).tolist():
             place = probe * _PROBE
             owner = int(np.searchsorted(begins, place, side="right")) - 1
-            for at in starts[first[probe] : last[probe]][:_REPEATS].tolist():
+            for at in starts[first[probe] : last[probe]].tolist():
                 if place + _PROBE <= grown.get(place - at, 0):
                     continue
                 left = _equal(raw_C[begins[owner] : place][::-1], text_C[:at][::-1])
@@ -158,7 +152,26 @@ def copies(texts: Iterable[Group], decode: Decoder, text: bytes, tell: Tell) -> 
                     new = Copy(stretch[0], left + right, 0, source, split, group[owner].doc_id, words)
                     copied.setdefault(stretch, new).documents += 1
         tell(done := done + len(ids_N))
-    return _outermost(copied)
+    outermost: list[Copy] = []
+    for copy in sorted(copied.values(), key=lambda copy: (-copy.length, copy.start)):
+        if not any(long.start <= copy.start and copy.end <= long.end for long in outermost):
+            outermost.append(copy)
+    return outermost
+
+
+def _windows(text_C: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the hashes of a text's windows of 32 bytes, sorted, and where each begins.
+
+    Of a run of one character only the first window, of another window at most 64 places in each of the joined texts.
+    """
+    hashes = _hashes(np.lib.stride_tricks.sliding_window_view(text_C, _PROBE).copy())
+    starts = np.flatnonzero(np.insert(hashes[1:] != hashes[:-1], 0, True))
+    hashes, part = hashes[starts], np.cumsum(text_C == BETWEEN[0])[starts]
+    order = np.lexsort((part, hashes))  # stable
+    hashes, part, starts = hashes[order], part[order], starts[order]
+    few = np.ones(len(starts), bool)
+    few[_REPEATS:] = (hashes[_REPEATS:] != hashes[:-_REPEATS]) | (part[_REPEATS:] != part[:-_REPEATS])
+    return hashes[few], starts[few]
 
 
 def _hashes(windows_Nx32: np.ndarray) -> np.ndarray:
@@ -175,11 +188,3 @@ def _equal(a_C: np.ndarray, b_C: np.ndarray) -> int:
             return first + int(differs.argmax())
         first, last = last, 2 * last
     return size
-
-
-def _outermost(copied: dict[tuple[int, int], Copy]) -> list[Copy]:
-    kept: list[Copy] = []
-    for (start, end), copy in sorted(copied.items(), key=lambda item: (item[0][0] - item[0][1], item[0])):
-        if not any(longer.start <= start and end <= longer.start + longer.length for longer in kept):
-            kept.append(copy)
-    return kept
