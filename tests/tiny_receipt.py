@@ -1,19 +1,19 @@
 """A tiny run with a receipt, made without training, and random changes of its files."""
 
 import dataclasses
-import functools
 import json
 import pathlib
 import random
 
 import jax.numpy as jnp
+import numpy as np
 import optax
 import tiny_data
 
 from jaxlm import config
 from jaxlm.config import ConfigError, config_files
-from jaxlm.data.shards import shards
-from jaxlm.run import ledger, metrics, receipt
+from jaxlm.data.shards import manifest, shards
+from jaxlm.run import held_out_texts, ledger, metrics, receipt
 from jaxlm.run.checkpoints import keep, verify
 from jaxlm.run.checkpoints.store import Checkpointer
 from jaxlm.step import state as states
@@ -38,7 +38,7 @@ def log(folder: pathlib.Path, step: int) -> None:
 
 
 def checkpointer(folder: pathlib.Path, manifest: str, **options) -> Checkpointer:
-    link = functools.partial(receipt.link, folder, manifest)
+    link = receipt.Chain(folder, manifest).link
     return Checkpointer(folder / "checkpoints", config_of(folder).checkpoint, saved=link, **options)
 
 
@@ -52,7 +52,10 @@ def save(folder: pathlib.Path, saver: Checkpointer, *steps: int) -> None:
 def make(folder: pathlib.Path, steps=(2, 4, 6)) -> pathlib.Path:
     """Makes a run that saved at these steps, the last two of which are kept, and logged each of them."""
     data = tiny_data.make(folder / "data", {"a": 1.0, "b": 2.0})
-    ledger.record_start(folder, config_of(folder), step=0, manifest_sha256=data.sha256, **FACTS)
+    texts = held_out_texts.of_data(data, config_of(folder))
+    ledger.record_start(folder, config_of(folder), step=0, manifest_sha256=data.sha256, held_out=texts, **FACTS)
+    np.savez(folder / "reference.npz", logp=np.arange(9.0))
+    (folder / manifest.LIST).write_text("{}\n")
     ledger.put(folder, "passed_over", [[90, 91], [95, 95]])
     ledger.append(folder, "rollbacks", {"steps": [92, 93], "batches": [92, 93], "time": 1.5})
     saver = checkpointer(folder, data.sha256)
@@ -88,10 +91,12 @@ def content(folder: pathlib.Path, data: pathlib.Path | None = None) -> dict:
         opened = shards.open_data(data)
         opened.tokenizer(), opened.token_bytes()
         streams = [opened.stream(source, split) for source in opened.sources for split in ("train", "val")]
-        return [opened.sha256, *(stream.read(0, stream.tokens).tobytes() for stream in streams)]
+        texts = opened.manifest.get(manifest.HELD_OUT)
+        return [opened.sha256, texts, *(stream.read(0, stream.tokens).tobytes() for stream in streams)]
 
     def decided(book: dict) -> list:
-        return [book[name] for name in ("receipt", "rollbacks", "passed_over")]
+        held_out = [start.get("held_out") for start in book["starts"]]
+        return [held_out, *(book[name] for name in ("receipt", "rollbacks", "passed_over"))]
 
     def arrays(step: int) -> dict:
         place = folder / "checkpoints" / str(step)
@@ -100,7 +105,8 @@ def content(folder: pathlib.Path, data: pathlib.Path | None = None) -> dict:
     found = {step: read(lambda step=step: arrays(step)) for step in keep.steps(folder / "checkpoints")}
     found |= {"chain": read(lambda: decided(json.loads((folder / "run.json").read_bytes())))}
     found |= {"metrics": read(lambda: metrics.read(folder / "metrics.jsonl")), "rows": read(rows)}
-    return found | {"config": (folder / "config.json").read_bytes()}
+    beside = {path.name: path.read_bytes() for pattern in receipt.FILES for path in folder.glob(pattern)}
+    return found | {"config": (folder / "config.json").read_bytes(), "files": beside}
 
 
 def places(folder: pathlib.Path, data: pathlib.Path | None = None) -> dict[str, list[tuple[pathlib.Path, int, int]]]:
@@ -110,7 +116,8 @@ def places(folder: pathlib.Path, data: pathlib.Path | None = None) -> dict[str, 
     weights = [path for path in (folder / "checkpoints").rglob("*") if path.is_file()]
     listed = [data / entry["file"] for entry in shards.open_data(data).files()]
     whole = {"data": [*listed, data / shards.MANIFEST], "weights": weights, "config": [folder / "config.json"]}
-    found = {kind: [(path, 0, path.stat().st_size) for path in paths] for kind, paths in whole.items()}
+    whole["files"] = [path for pattern in receipt.FILES for path in folder.glob(pattern)]
+    found = {kind: [(path, 0, path.stat().st_size) for path in paths] for kind, paths in whole.items() if paths}
     found["metrics"] = [(folder / "metrics.jsonl", 0, covered)]
     found["chain"] = [
         (folder / "run.json", 0, len(book)),

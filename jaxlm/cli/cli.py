@@ -445,7 +445,7 @@ def _verb_help(name: str) -> str:
     elif verb.models == "only":
         target, arguments = "HF_DIR", {"HF_DIR": "the folder of a Hugging Face model"}
     else:
-        takes = f"{'DIR|' * bool(verb.folder)}CONFIG|RUN{'|HF_DIR' * bool(verb.models)}"
+        takes = f"{'DIR|' * bool(verb.folder)}CONFIG|RUN{'|HF_DIR' * bool(verb.models)}{'|DATA' * verb.takes_data}"
         target = f"RUN_A {verb.second}" if verb.second else takes
         documents = {"DIR": "a folder, file or glob of documents, prepared by a shipped recipe"}
         also = "HF_DIR: that of a Hugging Face model" if verb.models else "also --config.workdir=RUN"
@@ -453,6 +453,8 @@ def _verb_help(name: str) -> str:
             "CONFIG": "a shipped config (jaxlm help configs) or a FILE.py; also --config=CONFIG",
             "RUN": f"the folder of a run: its own config; {also}",
         }
+        if verb.takes_data:
+            arguments["DATA"] = "a data directory; also --config.data.dir=DATA"
     if verb.rest:
         target, arguments[verb.rest] = f"{target} [{verb.rest} ...]", verb.rest_help
     arguments["--config.KEY=VALUE"] = "set a key of the config"

@@ -16,7 +16,7 @@ from jaxlm.data.shards.manifest import MANIFEST
 from jaxlm.devices.processes import from_first, say, working
 from jaxlm.eval import junk, model, samples
 from jaxlm.host import files
-from jaxlm.host.console import dollars, duration, print_table
+from jaxlm.host.console import costs, print_table
 from jaxlm.interop import peft
 
 _AT_ONCE, _NEW = 64, 64  # texts that are drawn at once, and the tokens of each, at most
@@ -27,8 +27,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     model.check_run(config, args.config)
     if args.tokens < 1:
         raise ConfigError(f"--tokens={args.tokens}: how many tokens of texts to look at, in all")
-    there, trained = (pathlib.Path(config.data.dir) / MANIFEST).is_file(), config.program == "pretrain"
-    taught = (_drawn_from(config) if trained else _of_base(config)) if there else None
+    taught = _taught(config)
     run = model.restore(config, args.checkpoint, peft.READERS)
     say(run.name)
     place = pathlib.Path(config.workdir, "junk", f"{run.step}.jsonl")
@@ -46,21 +45,23 @@ def run(config: Config, args: argparse.Namespace) -> int:
         elif not rows:
             say("no string stands out in a source of under a tenth of the text")
         else:
-            read = shlex.quote(config.workdir if trained else config.data.dir)
-            say(f"next: jaxlm trace {read} --string={rows[0]['string']} --remove=list.jsonl")
+            read = config.workdir if config.program == "pretrain" else config.data.dir
+            say(f"next: jaxlm trace {shlex.quote(read)} --string={rows[0]['string']} --remove=list.jsonl")
     return 0
 
 
-def _drawn_from(config: Config) -> junk.Taught:
-    """Returns the shards, and how many tokens of each source the run draws, by both of its mixtures."""
+def _taught(config: Config) -> junk.Taught | None:
+    """Returns the shards in `data.dir`, and the weight of each source; None without shards.
+
+    The weights are the tokens that the run draws, by both of its mixtures; of a post-trained run's base, its own mixture.
+    """
+    if not (pathlib.Path(config.data.dir) / MANIFEST).is_file():
+        return None
+    if config.program != "pretrain":
+        return open_mixture(dataclasses.replace(config.data, sources={}), config.prepare, 0)
     order = open_order(config)
-    tokens, times = order.data.token_counts(), order.passes(config.train.steps)
-    return order.data, {name: tokens[name] * share for name, share in times.items()}
-
-
-def _of_base(config: Config) -> junk.Taught:
-    """Returns the shards in `data.dir`, of a post-trained run's base, with their own mixture."""
-    return open_mixture(dataclasses.replace(config.data, sources={}), config.prepare, 0)
+    tokens = order.data.token_counts()
+    return order.data, {name: tokens[name] * times for name, times in order.passes(config.train.steps).items()}
 
 
 def _drawn(run: model.Restored, config: Config, taught: junk.Taught | None, seed: int, count: int) -> Iterator[list]:
@@ -74,7 +75,6 @@ def _drawn(run: model.Restored, config: Config, taught: junk.Taught | None, seed
             new = samples.continue_prompts(run.model, run.variables, run.tokenizer, part, settings, seed + start)
             if start == _AT_ONCE:  # the first ones compiled
                 left = (time.monotonic() - began) * (count / _AT_ONCE - 2)
-                cost = f", {dollars(left / 3600 * config.hardware.usd_per_hour)}" * (config.hardware.usd_per_hour > 0)
-                say(f"{count:,} texts to draw: about {duration(left)}{cost}")
+                say(f"{count:,} texts to draw: about {costs(left, config.hardware.usd_per_hour)}")
             tell(start + len(part))
             yield [{"prompt": prompt, "text": text} for prompt, text in zip(part, new, strict=True)]

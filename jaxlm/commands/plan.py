@@ -16,7 +16,7 @@ from jaxlm.config import Config, ConfigError, with_keys
 from jaxlm.data.batches import document_rows
 from jaxlm.data.batches.open import open_order
 from jaxlm.data.shards import shards
-from jaxlm.host import console, files
+from jaxlm.host import console
 from jaxlm.host.console import say
 from jaxlm.plan import cost, fit, flops, lower, settle, summary
 from jaxlm.plan.ladder import budget, ladder
@@ -34,8 +34,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
     """
     jax.config.update("jax_platforms", "cpu")  # leaves a GPU of this machine to others
     if args.without:
-        found = without.find(without.run_of(args), files.expanded(args.without))
-        print(json.dumps(dataclasses.asdict(found), indent=1) if args.json else "\n".join(without.lines(found)))
+        found = without.find(args)
+        print(json.dumps(found, indent=1) if args.json else "\n".join(without.lines(found)))
         return 0
     if args.budget:
         return best(config, budget.dollars_of(args.budget), args)

@@ -16,7 +16,7 @@ from jaxlm.data.shards import removal, search, string_index
 from jaxlm.data.shards.search import Match
 from jaxlm.data.shards.shards import SPLITS
 from jaxlm.host import files
-from jaxlm.host.console import Tell, print_table, say, working
+from jaxlm.host.console import Tell, print_table, say, several, share, working
 from jaxlm.run import ledger, trained_on
 from jaxlm.run.trained_on import Trained
 
@@ -61,7 +61,7 @@ def _step(config: Config, args: argparse.Namespace) -> int:
 
 
 def _string(config: Config, args: argparse.Namespace) -> int:
-    """Prints the documents that hold a string, by source, with the steps at which the run saw them."""
+    """Prints the documents that hold a string, by source, and the steps at which the run saw them."""
     pattern, raw = _pattern(args)
     path = files.expanded(args.remove) if args.remove else None
     if path:
@@ -73,13 +73,13 @@ def _string(config: Config, args: argparse.Namespace) -> int:
         with _searching(trained) as tell:
             matches = list(search.matches(texts, trained.decode, pattern, tell))
         if args.json:
-            more = ({"steps": _steps(trained, match), "run": trained.run} for match in matches)
+            more = ({"steps": trained.steps(match), "run": trained.run} for match in matches)
             print_table([dataclasses.asdict(match) | seen for match, seen in zip(matches, more, strict=True)], True)
         else:
             _show(trained, matches)
     if path and matches:
         removal.write(path, matches, args.regex or raw.decode("utf-8", "replace")[:200])
-        say(f"wrote {path}: {len(matches)} documents")
+        say(f"wrote {path}: {several(len(matches), 'document')}")
     if matches and not args.json and config.program == "pretrain":
         data, file = trained.data, path or pathlib.Path("list.jsonl")
         again = "" if path else f"the same command with --remove={file}, then "
@@ -96,15 +96,14 @@ def _text(config: Config, args: argparse.Namespace) -> int:
     """Prints what a text copies verbatim from documents."""
     text, copies = _read(args.text), []
     if len(text) > _MOST_BYTES:
-        raise ConfigError(
-            f"{args.text} has {len(text):,} bytes, of which {_MOST_BYTES:,} can be traced at a time: split it"
-        )
+        raise ConfigError(f"{args.text} has {len(text):,} bytes: split it, {_MOST_BYTES:,} can be traced at a time")
     for trained in trained_on.of(config):
         with _searching(trained) as tell:
             copies += search.copies(trained.texts(b""), trained.decode, text, tell)
     print_table([dataclasses.asdict(copy) for copy in (copies if args.json else copies[:_SHOWN])], args.json)
-    copied = len(set().union(*(range(copy.start, copy.start + copy.length) for copy in copies)))
-    say(f"{copied:,} of {len(text):,} bytes are copied, in {len(copies)} stretches of 64 bytes or more")
+    copied = len(set().union(*(range(copy.start, copy.end) for copy in copies)))
+    words = several(len(copies), "stretch", "es")
+    say(f"{copied:,} of {several(len(text), 'byte')} are copied, in {words} of 64 bytes or more")
     return 0
 
 
@@ -130,30 +129,26 @@ def _pattern(args: argparse.Namespace) -> tuple[re.Pattern, bytes]:
         raise ConfigError(f"--regex={args.regex}: {error}, as Python's re writes patterns") from None
 
 
-def _steps(trained: Trained, match: Match) -> list[int]:
-    return trained.steps(match) if trained.steps and match.split == "train" else []
-
-
 def _show(trained: Trained, matches: list[Match]) -> None:
-    by_source: dict[str, list[Match]] = collections.defaultdict(list)
-    for match in matches:
-        by_source[match.source].append(match)
-    times = sum(match.times for match in matches)
-    data, rows = trained.data, []
+    """Prints a row for each source, and below it rows of its first documents."""
+    data, times = trained.data, sum(match.times for match in matches)
     entries = data.manifest["sources"] if data else {}
     sizes = {source: sum(entry[split]["bytes"] for split in SPLITS) for source, entry in entries.items()}
-    for source, of_source in sorted(by_source.items(), key=lambda item: -len(item[1])):
-        count = sum(match.times for match in of_source)
-        held_out = sum(match.split == "val" for match in of_source)
-        row = {"source": source, "documents": len(of_source), "held_out": held_out, "times": count}
-        share = sizes[source] / sum(sizes.values()) if sizes else 1.0  # of the text
-        rows.append(row | {"share": f"{count / times:.1%}", "of_text": f"{share:.1%}"})
+    by_source = {source: [] for source, _ in collections.Counter(match.source for match in matches).most_common()}
+    for match in matches:
+        by_source[match.source].append(match)
+    rows = []
+    for source, own in by_source.items():
+        row = {"source": source, "documents": len(own), "held_out": sum(match.split == "val" for match in own)}
+        row["times"] = sum(match.times for match in own)
+        row["share"] = share(row["times"], times)
+        rows.append(row | {"of_text": share(sizes[source], sum(sizes.values())) if data else "100%"})
     print_table(rows, False)
-    for source, of_source in by_source.items():
+    for source, own in by_source.items():
         print(f"\n{source}")
-        print_table([_row(match, _steps(trained, match)) for match in of_source[:_SHOWN]], False)
-        if len(of_source) > _SHOWN:
-            print(f"... and {len(of_source) - _SHOWN:,} more of {source} (--json prints all)")
+        print_table([_row(match, trained.steps(match)) for match in own[:_SHOWN]], False)
+        if len(own) > _SHOWN:
+            print(f"... and {len(own) - _SHOWN:,} more of {source} (--json prints all)")
     if not matches:
         say(f"no {'document' if data else 'example'} of {data.path if data else trained.run} holds it")
 

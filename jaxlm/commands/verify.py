@@ -17,7 +17,6 @@ import numpy as np
 
 from jaxlm import config as config_lib
 from jaxlm.config import Config, ConfigError, config_files
-from jaxlm.data.shards.manifest import LIST
 from jaxlm.host import console
 from jaxlm.run import differences, ledger, metrics, receipt
 from jaxlm.run.checkpoints import keep, meta, restore
@@ -77,7 +76,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     words = f"steps {begin + 1} to {until}{' (all of them)' * everything}"
     same = [same for same, _ in results]
     verdict = "do not repeat" if False in same else "repeat" if True in same else "can't be judged on this machine"
-    for line in (*(line for _, line in results), f"{words} {verdict}"):
+    for line in (*(line for _, line in results), f"{'something was changed (above); ' * bool(wrong)}{words} {verdict}"):
         print(line)
     return 0 if verdict == "repeat" and not wrong else 3
 
@@ -95,13 +94,12 @@ def _as_it_was(folder: pathlib.Path, starts: list[dict], begin: int, until: int)
 
 
 def _price(config: Config, begin: int, until: int) -> str:
-    seconds = (until - begin) * metrics.step_s(pathlib.Path(config.workdir, "metrics.jsonl"), config)
-    cost = f", {console.dollars(seconds / 3600 * config.hardware.usd_per_hour)}" * bool(config.hardware.usd_per_hour)
-    price = f"{console.duration(seconds)}{cost} at the run's own speed" if seconds > 0 else "a time unknown as yet"
-    where = (
-        f"checkpoint {begin}" if pathlib.Path(config.workdir, "checkpoints", str(begin)).is_dir() else "its beginning"
-    )
-    return f"replaying steps {begin + 1} to {until} from {where}: {until - begin} steps, {price}, and a start"
+    folder, steps = pathlib.Path(config.workdir), console.several(until - begin, "step")
+    seconds = (until - begin) * metrics.step_s(folder / "metrics.jsonl", config)
+    price = console.costs(seconds, config.hardware.usd_per_hour)
+    price = f"{price} at the run's own speed" if seconds else "a time unknown as yet"
+    where = f"checkpoint {begin}" if (folder / f"checkpoints/{begin}").is_dir() else "its beginning"
+    return f"replaying steps {begin + 1} to {until} from {where}: {steps}, {price}, and a start"
 
 
 def _trained(folder: pathlib.Path, book: dict, begin: int, until: int, config: Config) -> str:
@@ -109,8 +107,7 @@ def _trained(folder: pathlib.Path, book: dict, begin: int, until: int, config: C
     place = pathlib.Path(config.workdir)
     (place / "config.json").write_text(config_lib.to_json(config))
     (place / "run.json").write_text(json.dumps(book | {"starts": [], "phases": [], "receipt": []}))
-    # A reference's words on pairs, documents to leave out.
-    for path in (*folder.glob("*.npz"), *folder.glob(LIST)):
+    for path in (path for pattern in receipt.FILES for path in folder.glob(pattern)):
         shutil.copy(path, place)
     if (begin and (folder / f"checkpoints/{begin}").is_dir()) or keep.imported(folder / "checkpoints"):
         saved = pathlib.Path("checkpoints", str(begin))  # links to its files: what is written beside them stays here

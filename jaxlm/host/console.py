@@ -172,6 +172,11 @@ def count(number: float) -> str:
     return f"{number:,.0f}"
 
 
+def several(number: int, what: str, ending: str = "s") -> str:
+    """Returns "1 document" or "1,234 documents"."""
+    return f"{count(number)} {what}{ending * (number != 1)}"
+
+
 def loss(value: float | None) -> str:
     """Returns a loss or another measured figure with four digits after the point; "" if it was not measured."""
     return "" if value is None else f"{value:.4f}"
@@ -236,6 +241,11 @@ def duration(seconds: float) -> str:
         if s >= large:
             return f"{s // large}{unit}{s % large // small:02d}{part}"
     return f"{s // 60}m{s % 60:02d}s"
+
+
+def costs(seconds: float, usd_per_hour: float) -> str:
+    """Returns "1h02m, $3.10"; without a price, "1h02m"."""
+    return duration(seconds) + f", {dollars(seconds / 3600 * usd_per_hour)}" * (usd_per_hour > 0)
 
 
 # Words in JAX's errors when a collective over a network fails.

@@ -1,8 +1,9 @@
 """The receipt of a run: run.json gets a link for each save, so that whatever is changed later can be named.
 
-A link holds the sha256 of each array's bytes (`arrays`, as long as the checkpoint is kept), of that table (`state`), of
-metrics.jsonl up to a length, of config.json, of the data's manifest, of the link before, and of the link itself. A branch's
-first link names that of the checkpoint it began with. A rollback removes no link: `valid` leaves out the steps that it undid.
+A link holds the sha256 of each array's bytes (`arrays`, as long as the checkpoint is kept), of that table (`state`), of the
+checkpoint's metadata, of metrics.jsonl up to a length, of config.json and the run's other files (`files`), of the data's
+manifest, of what identifies the held-out text, of the link before, and of the link itself. A branch's first link names that
+of the checkpoint it began with. A rollback removes no link: `valid` leaves out the steps that it undid.
 """
 
 import datetime
@@ -14,7 +15,9 @@ import time
 from collections.abc import Collection, Iterator
 
 from jaxlm.config import ConfigError, RunError
-from jaxlm.data.shards import removal, shards
+from jaxlm.data.shards import manifest as manifests
+from jaxlm.data.shards import shards
+from jaxlm.data.shards.verify import file_sha256
 from jaxlm.host import files
 from jaxlm.host.console import say
 from jaxlm.run import ledger, metrics
@@ -26,46 +29,56 @@ PROVES = (
     "A receipt shows whether a run's files were changed and whether its steps repeat. It does not show who made it, and only a "
     "replay from step 0 proves all of it."
 )
+FILES = (manifests.LIST, "*.npz")  # beside config.json: documents to leave out, a reference's words on pairs
 Link = dict
 
 
-def link(folder: pathlib.Path, manifest: str, step: int, arrays: dict[str, str], kept: Collection[int]) -> None:
-    """Adds the link of a saved checkpoint to run.json; links of steps that are not in `kept` lose `arrays`. Never raises."""
-    try:
-        if not arrays:
-            raise OSError("its arrays could not be read again")
-        book = ledger.read(folder)
-        links = book["receipt"]
-        with open(folder / "metrics.jsonl", "rb") as file:
-            log = file.read()
+class Chain:
+    """Adds links to run.json. `manifest`: the sha256 of the data's. Of metrics.jsonl it reads each line once."""
+
+    def __init__(self, folder: pathlib.Path, manifest: str):
+        self._folder, self._manifest, self._log, self._size = folder, manifest, hashlib.sha256(), 0
+
+    def link(self, step: int, arrays: dict[str, str], kept: Collection[int]) -> None:
+        """Adds the link of a saved checkpoint. Links of steps that are not in `kept` lose `arrays`. Never raises."""
+        try:
+            if not arrays:
+                raise OSError("its arrays could not be read again")
+            folder, book = self._folder, ledger.read(self._folder)
+            links = book["receipt"]
+            new = {
+                "step": step,
+                "time": round(time.time(), 3),
+                "state": seal(arrays),
+                "meta": file_sha256(folder / "checkpoints" / str(step) / meta.FILE),
+                "metrics": self._metrics(),
+                "config": file_sha256(folder / "config.json"),
+                "files": _files(folder),
+                "manifest": self._manifest,
+                "held_out": seal((book["starts"] or [{}])[-1].get("held_out")),
+                "rollbacks": [len(book["rollbacks"]), seal(book["rollbacks"])],
+                "passed_over": seal(book["passed_over"]),
+                "before": links[-1].get("sha256", "") if links else next(iter(_begun_from(folder)), ""),
+            }
+            links = [{k: v for k, v in old.items() if k != "arrays" or old.get("step") in kept} for old in links]
+            ledger.put(folder, "receipt", [*links, new | {"sha256": seal(new), "arrays": arrays}])
+        except (OSError, *files.MANGLED) as error:
+            say(f"step {step} gets no link in the receipt: {error}")
+
+    def _metrics(self) -> list:
+        """Returns (the bytes of metrics.jsonl that are whole lines, their sha256)."""
+        with open(self._folder / "metrics.jsonl", "rb") as file:
+            file.seek(self._size)
+            new = file.read()
             os.fsync(file.fileno())  # what a link covers must outlive a power cut, as the link does
-        log = log[: log.rfind(b"\n") + 1]
-        new = {
-            "step": step,
-            "time": round(time.time(), 3),
-            "state": seal(arrays),
-            "metrics": [len(log), _sha256(log)],
-            "config": _sha256((folder / "config.json").read_bytes()),
-            "manifest": manifest,
-            "rollbacks": [len(book["rollbacks"]), seal(book["rollbacks"])],
-            "passed_over": seal(book["passed_over"]),
-            "without": _list(folder),
-            "before": links[-1].get("sha256", "") if links else next(iter(_begun_from(folder)), ""),
-        }
-        links = [{k: v for k, v in old.items() if k != "arrays" or old.get("step") in kept} for old in links]
-        ledger.put(folder, "receipt", [*links, new | {"sha256": seal(new), "arrays": arrays}])
-    except (OSError, *files.MANGLED) as error:
-        say(f"step {step} gets no link in the receipt: {error}")
+        new = new[: new.rfind(b"\n") + 1]
+        self._log.update(new)
+        self._size += len(new)
+        return [self._size, self._log.hexdigest()]
 
 
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def _list(folder: pathlib.Path) -> str:
-    """Returns the sha256 of the run's list of documents to leave out; "" if it has none."""
-    path = folder / removal.LIST
-    return _sha256(path.read_bytes()) if path.is_file() else ""
+def _files(folder: pathlib.Path) -> dict[str, str]:
+    return {path.name: file_sha256(path) for pattern in FILES for path in sorted(folder.glob(pattern))}
 
 
 def _begun_from(folder: pathlib.Path) -> list[str]:
@@ -96,28 +109,28 @@ def _sound(old: Link) -> bool:
 
 
 def changed(folder: pathlib.Path, book: dict) -> Iterator[str]:
-    """Yields a line on each link, and on the first part of metrics.jsonl and config.json, that is not as it was written."""
-    links, begun, content, at = book["receipt"], _begun_from(folder), hashlib.sha256(), 0
-    if not book["starts"]:
+    """Yields a line on each link, and on the first part of each file that the links cover, that is not as it was written."""
+    links, starts, begun = book["receipt"], book["starts"], _begun_from(folder)
+    if not starts:
         yield "run.json is missing, and the receipt with it"
-    if links and _sound(links[-1]) and _list(folder) != links[-1]["without"]:
-        yield f"{removal.LIST} was changed"
     if damaged := next(folder.glob("run.json.damaged.*"), None):
         yield f"run.json was damaged, and begun anew: {damaged.name}"
     # Of a branch whose origin is gone or has no link, the first link's `before` can't be checked.
     before = links[0].get("before") if links and (begun == [] or links[0].get("before") in begun) else begun[:1]
-    log, config = ((folder / name).read_bytes() for name in ("metrics.jsonl", "config.json"))
     for number, old in enumerate(links, start=1):
         if not _sound(old):
             yield f"link {number} of {len(links)} in run.json was changed"
         elif old["before"] != before:
             yield f"link {number} of {len(links)} in run.json, of step {old['step']}, does not follow the link before it"
         before = old.get("sha256")
-    facts = [fact for start in book["starts"] for fact in (start, start.get("ended") or {})]
+    facts = [fact for start in starts for fact in (start, start.get("ended") or {})]
     if {fact.get("link", "") for fact in facts} - {"", *(old.get("sha256") for old in links)}:
         yield "run.json lacks a link that one of its starts names"
-    links = [old for old in links if _sound(old)]
+    if not (links := [old for old in links if _sound(old)]):
+        return
+    log, last = (folder / "metrics.jsonl").read_bytes(), links[-1]
     yield from _undone(book, links, log)
+    content, at = hashlib.sha256(), 0
     for old in links:
         size, sha256 = old["metrics"]
         content.update(log[at:size])
@@ -125,9 +138,12 @@ def changed(folder: pathlib.Path, book: dict) -> Iterator[str]:
             yield f"metrics.jsonl was changed between bytes {at:,} and {size:,}, before step {old['step']} was saved"
             break
         at = size
-    written = {links[-1]["config"], *(start.get("config_sha256") for start in book["starts"][-1:])} if links else ()
-    if links and _sha256(config) not in written:
+    if file_sha256(folder / "config.json") not in (last["config"], starts and starts[-1].get("config_sha256")):
         yield "config.json was changed"
+    if last.get("held_out", "") not in {"", *(seal(start.get("held_out")) for start in starts)}:
+        yield "held_out in run.json was changed"
+    there = _files(folder)
+    yield from (f"{name} was changed" for name, sha256 in last.get("files", {}).items() if there.get(name) != sha256)
 
 
 def _undone(book: dict, links: list[Link], log: bytes) -> Iterator[str]:
@@ -137,45 +153,54 @@ def _undone(book: dict, links: list[Link], log: bytes) -> Iterator[str]:
         if seal(book["rollbacks"][:count]) != sealed:
             yield f"rollbacks in run.json were changed, from before step {old['step']} was saved"
             break
-    if links and not valid(book):
+    last, start = links[-1], (book["starts"] or [{}])[-1]
+    if not valid(book):
         yield "a rollback in run.json undoes all links"
-    elif links and len(book["rollbacks"]) == links[-1]["rollbacks"][0]:
-        last, start = links[-1], (book["starts"] or [{}])[-1]
+    elif len(book["rollbacks"]) == last["rollbacks"][0]:
         later = datetime.datetime.fromisoformat(start["time"]).timestamp() > last["time"] if start else False
         if not later and seal(book["passed_over"]) != last["passed_over"]:
             yield "passed_over in run.json was changed"
         first = min(last["step"], start.get("step", 0)) if later else last["step"]
-        steps = (
-            files.json_of(line).get("step") for line in log[last["metrics"][0] :].splitlines() if line.startswith(b"{")
-        )
+        lines = (line for line in log[last["metrics"][0] :].splitlines() if line.startswith(b"{"))
+        steps = (files.json_of(line).get("step") for line in lines)
         if again := [step for step in steps if isinstance(step, int) and step < first]:
             yield f"metrics.jsonl has lines on step {again[0]} behind those on step {last['step']}"
 
 
 def of_checkpoint(place: pathlib.Path, old: Link | None) -> str:
-    """Returns a line if a checkpoint can't be read, or its arrays are not those of its link; else ""."""
+    """Returns a line if a checkpoint can't be read, or its arrays or metadata are not those of its link; else ""."""
     try:
         names = meta.read(place)["digests"]
-        if old is None or seal(sums := verify.sha256s(place, names)) == old["state"]:
+        if old is None:
             return ""
-        wrong = [name for name in names if sums[name] != old.get("arrays", {}).get(name)]
-        return f"checkpoint {place.name} was changed: {', '.join(wrong)}"
+        sums, arrays = verify.sha256s(place, names), old.get("arrays", {})
+        wrong = [name for name in sums | arrays if sums.get(name) != arrays.get(name)] * (seal(sums) != old["state"])
+        if "meta" in old and file_sha256(place / meta.FILE) != old["meta"]:
+            wrong.append(str(meta.FILE))
+        return f"checkpoint {place.name} was changed: {', '.join(wrong)}" if wrong else ""
     except (OSError, CorruptCheckpointError, *files.MANGLED) as error:
         gone = not place.is_dir()  # rotated away meanwhile
         return "" if gone else f"checkpoint {place.name} was changed: {str(error).splitlines()[0][:200]}"
 
 
 def of_data(root: str, book: dict) -> str:
-    """Returns a line on the first file of a data directory that is not as its manifest says, or on another manifest; or ""."""
-    starts, manifests = book["starts"], [old["manifest"] for old in valid(book).values()]
+    """Returns a line on the manifest or the first file of a data directory that is not as the run read it; or ""."""
+    starts, path = book["starts"], pathlib.Path(root)
+    trained_on = [old["manifest"] for old in valid(book).values()] or [start.get("manifest_sha256") for start in starts]
     try:
+        manifest, sha256 = manifests.read(path)
+        if trained_on and sha256 != trained_on[-1]:
+            return f"{path / manifests.MANIFEST} was changed, or is not of the data that the run was trained on"
+        measured = starts[-1].get("held_out") or {} if starts else {}
+        for source, text in manifest.get(manifests.HELD_OUT, {}).items():
+            if measured.get(source, text).partition(" ")[0] != text:
+                return f"{path / manifests.MANIFEST} was changed: {manifests.HELD_OUT} of {source}"
         data = shards.open_data(root)
         for entry in data.files():
             data.verifier.check(entry)
     except (ConfigError, RunError, OSError) as error:
         return str(error)
-    trained_on = (manifests or [start.get("manifest_sha256") for start in starts] or [data.sha256])[-1]
-    return "" if data.sha256 == trained_on else f"{root}/manifest.json is not that of the data the run was trained on"
+    return ""
 
 
 def exported(folder: pathlib.Path) -> str:

@@ -4,7 +4,7 @@ import itertools
 import math
 import pathlib
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from jaxlm import config as config_lib
 from jaxlm.config import Config, ConfigError, config_files
@@ -23,14 +23,21 @@ from jaxlm.run import ledger, lineage, metrics
 class Trained(typing.NamedTuple):
     """Texts: shards or, if `data` is None, the examples of a run. `run` is its folder, "" for a data directory alone.
 
-    `steps` gives the steps at which the run saw a training document; it is None if the order is not known.
+    `order` and `done` are of the run's batches; None and 0 if its steps are not known.
     """
 
     run: str
     data: DataDir | None
     decode: Decoder
-    steps: Callable[[Match], list[int]] | None = None
+    order: document_rows.Rows | None = None
+    done: int = 0
     examples: Sequence[Group] = ()
+
+    def steps(self, match: Match) -> list[int]:
+        """Returns the steps at which the run saw a training document."""
+        if not self.order or match.split != "train":
+            return []
+        return document_rows.steps_of(self.order, match.source, match.start, match.tokens, self.done)
 
     def texts(self, needle: bytes) -> Iterable[Group]:
         """Returns the documents that may hold the string; all documents without an index of it."""
@@ -66,15 +73,15 @@ def steps_done(folder: pathlib.Path) -> int:
 
 def _shards(config: Config, last: float) -> Trained:
     """Returns the shards of a pretraining run, whose steps after `last` do not count."""
-    data, steps, folder = shards.open_data(config.data.dir), None, pathlib.Path(config.workdir)
-    if config.workdir and (done := int(min(last, steps_done(folder)))):
+    data, order, folder = shards.open_data(config.data.dir), None, pathlib.Path(config.workdir)
+    done = int(min(last, steps_done(folder))) if config.workdir else 0
+    if done:
         book = ledger.read(folder)
         if (book["starts"] or [{}])[-1].get("manifest_sha256", data.sha256) == data.sha256:
             order = open_order(config, book["passed_over"])
-            steps = lambda match: document_rows.steps_of(order, match.source, match.start, match.tokens, done)  # noqa: E731
         else:
             say(f"{data.path} is not the data that {folder} was trained on: no steps")
-    return Trained(config.workdir, data, data.decoder(), steps)
+    return Trained(config.workdir, data, data.decoder(), order, done)
 
 
 def _examples(config: Config) -> Trained:
@@ -95,4 +102,4 @@ def _examples(config: Config) -> Trained:
     pieces = speaker.piece_bytes()
     for piece, number in speaker.controls.items():
         pieces[number] = piece.encode()
-    return Trained(config.workdir, None, Decoder(pieces), None, groups)
+    return Trained(config.workdir, None, Decoder(pieces), examples=groups)

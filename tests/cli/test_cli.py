@@ -33,6 +33,7 @@ TARGETS = {
     **dict.fromkeys(("diff", "compare"), "RUN_A RUN_B"),
     **dict.fromkeys(("eval", "serve"), "CONFIG|RUN|HF_DIR"),
     "prepare": "DIR|CONFIG|RUN",
+    **dict.fromkeys(("tokenize", "audit", "trace"), "CONFIG|RUN|DATA"),
     "import": "HF_DIR",
     "report": "CONFIG|RUN [RUN_B ...]",
     "sample": "CONFIG|RUN|HF_DIR [PROMPT ...]",

@@ -83,6 +83,19 @@ def test_a_run_named_by_its_key_is_only_read(capsys, run, tmp_path, monkeypatch)
     assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize("repeats", [True, False])
+def test_the_last_line_says_whether_something_was_changed(capsys, run, tmp_path, monkeypatch, repeats):
+    copy = shutil.copytree(run, tmp_path / "run")
+    monkeypatch.setattr(verify, "_trained", lambda *args: "")
+    monkeypatch.setattr(verify, "_compared", lambda *args: iter([(repeats, "metrics: so")]))
+    code, out, _ = said(capsys, copy, "--until-digest")
+    verdict = "steps 5 to 6 repeat" if repeats else "steps 5 to 6 do not repeat"
+    assert (code, out[-1]) == (0 if repeats else 3, verdict)
+    (copy / "reference.npz").write_bytes(b"another")
+    code, out, _ = said(capsys, copy, "--until-digest")
+    assert (code, out[1], out[-1]) == (3, "reference.npz was changed", f"something was changed (above); {verdict}")
+
+
 def test_what_later_starts_changed_is_taken_back(run):
     starts = [
         {"step": 0, "changed": []},

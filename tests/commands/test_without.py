@@ -61,7 +61,7 @@ def test_a_branch_is_the_run_up_to_the_first_batch_with_the_document(capsys, mad
     whole = steps_by_document(capsys, run)
     code, out, err = said(capsys, "plan", run, f"--without={path}")
     assert code == 0
-    assert f"1 of the training documents, first seen at step {first}: from the checkpoint of step {begins}" in out
+    assert f"1 training document, first seen at step {first}: from the checkpoint of step {begins}" in out
     assert f"{12 - begins} steps to repeat" in out
     before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
     code, out, err = said(capsys, "train", run, f"--without={path}", "--config.train.steps=10")

@@ -35,9 +35,14 @@ def curve(seed, shift=0.0, steps=200):
 def test_two_starts_of_one_seed_are_the_same_to_the_last_bit(tmp_path):
     a = make_run(tmp_path / "a", curve(0))
     b = make_run(tmp_path / "b", curve(0), workdir="y")
+    for folder in (a, b):  # what is evaluated before the first step belongs to no step
+        log = folder / "metrics.jsonl"
+        log.write_text('{"step": 0, "val/loss": 9.0}\n' + log.read_text())
     found = differences.compare(a, b)
-    assert (found["inputs"], found["parted"]) == ([], None)
-    assert "identical to the last bit over all 200" in found["verdict"]
+    assert (found["inputs"], found["parted"], found["steps"]) == ([], None, 200)
+    assert "identical to the last bit over all 200 common steps, up to step 200" in found["verdict"]
+    log.write_text(log.read_text().replace("9.0", "9.5"))
+    assert differences.compare(a, b)["parted"]["step"] == 0
 
 
 def test_a_changed_key_is_named_with_the_step_at_which_they_part(tmp_path):

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import tiny_receipt
 
+from jaxlm.data.shards import shards
 from jaxlm.run import ledger, receipt
-from jaxlm.run.checkpoints import verify
+from jaxlm.run.checkpoints import meta, verify
 from jaxlm.run.checkpoints.verify import seal
 
 
@@ -66,6 +67,15 @@ def test_a_change_is_named_by_its_place(run):
         f"metrics.jsonl was changed between bytes {first['metrics'][0]} and {second['metrics'][0]}, before step 4 was saved"
     ]
     assert said("config.json", b'"seed": 0', b'"seed": 1') == ["config.json was changed"]
+    assert said("reference.npz", b"logp", b"logq") == ["reference.npz was changed"]
+    assert said("without.jsonl", b"{}", b"[]") == ["without.jsonl was changed"]
+    manifest = shards.open_data(run / "data").manifest
+    of_a, of_b = (manifest["held_out"][name].encode() for name in "ab")
+    changed = f"{run}/data/manifest.json was changed"
+    assert said("data/manifest.json", of_a, of_b) == [f"{changed}: held_out of a"]
+    index = manifest["sources"]["a"]["train"]["index"]["sha256"].encode()
+    assert said("data/manifest.json", index, of_a) == [f"{changed}, or is not of the data that the run was trained on"]
+    assert said("run.json", b'"held_out": {', b'"held_out": {"c": "",')[0] == "held_out in run.json was changed"
     assert said("run.json", second["state"].encode(), b"0" * 64) == ["link 2 of 3 in run.json was changed"]
     assert said("run.json", b'"receipt"', b'"receipx"') == ["run.json lacks a link that one of its starts names"]
     assert "is damaged" in said("run.json", b'"receipt"', b'"receipt')[0]
@@ -79,6 +89,12 @@ def test_a_change_is_named_by_its_place(run):
     assert receipt.of_checkpoint(place, third | {"state": "", "arrays": third["arrays"] | {"params/b": ""}}) == (
         "checkpoint 6 was changed: params/b"
     )
+    meta_file = place / meta.FILE
+    content = json.loads(before := meta_file.read_bytes())
+    sealed = meta.sealed({"of": "another run"}, 6, content["digests"])
+    meta_file.write_text(json.dumps(sealed))
+    assert tiny_receipt.named(run) == ["checkpoint 6 was changed: meta/metadata"]
+    meta_file.write_bytes(before)
     assert tiny_receipt.named(run) == []
 
 
@@ -97,16 +113,16 @@ def test_a_rollback_keeps_the_links_and_their_steps_do_not_count(copy):
 
 
 def test_a_kill_between_the_save_and_its_link_is_said_and_the_next_link_goes_on(copy, monkeypatch):
-    run, linked = copy, receipt.link
+    run, linked = copy, receipt.Chain.link
     manifest = chain(run)[0]["manifest"]
-    monkeypatch.setattr(receipt, "link", lambda *args: None)
+    monkeypatch.setattr(receipt.Chain, "link", lambda *args: None)
     saver = tiny_receipt.checkpointer(run, manifest)
     tiny_receipt.save(run, saver, 8)
     saver.close()
     assert "checkpoint 8 has no link" in receipt.gap(run, 8)
     assert "follows that of step 6" in receipt.gap(run, 8)
     assert receipt.gap(run, 6) == ""
-    monkeypatch.setattr(receipt, "link", linked)
+    monkeypatch.setattr(receipt.Chain, "link", linked)
     ledger.record_start(run, tiny_receipt.config_of(run), step=8, manifest_sha256=manifest, **tiny_receipt.FACTS)
     assert tiny_receipt.named(run) == []
     saver = tiny_receipt.checkpointer(run, manifest)
@@ -178,7 +194,10 @@ def test_a_branch_whose_origin_is_gone_is_sound_and_a_later_link_of_its_step_is_
     )
     (place / "metrics.jsonl").write_text('{"step": 7}\n')
     ledger.append(place, "starts", {"step": 6, "time": "2026-11-29T00:00:00+00:00"})
-    receipt.link(place, "", 7, {"a": "b"}, [7])
+    saved = place / "checkpoints/7" / meta.FILE
+    saved.parent.mkdir(parents=True)
+    saved.write_text("{}")
+    receipt.Chain(place, "").link(7, {"a": "b"}, [7])
     book = ledger.read(place)
     assert book["receipt"][0]["before"] == ledger.last_link(trunk)
     links = ledger.read(trunk)["receipt"]

@@ -110,7 +110,7 @@ class Attempt:
         with contextlib.ExitStack() as stack:  # what is opened first is closed last
             log = stack.enter_context(self.log)
             bill = phases.Phases(c, o.folder, log.spent)
-            link = functools.partial(receipt.link, o.folder, o.ready.data.data.sha256)
+            link = receipt.Chain(o.folder, o.ready.data.data.sha256).link
             options = {"pinned": bill.milestones, "mirror": o.mirror, "saved": link, "stopping": self.stop.asked}
             checkpointer = Checkpointer(o.folder / "checkpoints", c.checkpoint, scores=o.scores, **options)
             stack.callback(checkpointer.close)  # a save in flight is finished, even if the loop failed

@@ -29,20 +29,23 @@ def open_order(config: Config, passed_over: Windows = (), check: bool = True) ->
 def keep_list(config: Config) -> None:
     """Copies `data.without` into the folder of a new run. Raises ConfigError if the run has another list."""
     folder = pathlib.Path(config.workdir)
-    kept, path, saved = folder / removal.LIST, files.expanded(config.data.without), folder / "config.json"
+    path, saved = files.expanded(config.data.without), folder / "config.json"
     if not config.data.without:
         return
-    if not kept.is_file():
+    if not (folder / removal.LIST).is_file():
         lists.read(path, "data.without")
         if not files.has_steps(folder / "checkpoints"):  # else the order of its batches is refused
-            files.write_atomically(kept, path.read_bytes())
+            files.write_atomically(folder / removal.LIST, path.read_bytes())
     # Later changes of the file that the run began with do not concern it.
-    elif saved.is_file() and config_files.from_run(saved).data.without == config.data.without:
-        return
-    elif path.is_file() and path.read_bytes() != kept.read_bytes():
-        raise ConfigError(
-            f"{config.workdir} does without the documents of {kept}, not {path}: give another --config.workdir"
-        )
+    elif not saved.is_file() or config_files.from_run(saved).data.without != config.data.without:
+        check_list(folder, path)
+
+
+def check_list(folder: pathlib.Path, path: pathlib.Path) -> None:
+    """Raises ConfigError if the run in `folder` has another list than `path`."""
+    kept = folder / removal.LIST
+    if kept.is_file() and path.is_file() and path.read_bytes() != kept.read_bytes():
+        raise ConfigError(f"{folder} does without the documents of {kept}, not {path}: give another --config.workdir")
 
 
 def _list(config: Config) -> pathlib.Path:

@@ -6,7 +6,6 @@ has all other documents in their order, the same tokenizer, the list as without.
 
 import collections
 import hashlib
-import itertools
 import json
 import pathlib
 from collections.abc import Iterable
@@ -19,7 +18,7 @@ from jaxlm.data.shards.manifest import LIST, PARENT
 from jaxlm.data.shards.search import Match
 from jaxlm.data.shards.shards import DataDir
 from jaxlm.host import files
-from jaxlm.host.console import Say, Tell, count
+from jaxlm.host.console import Say, Tell, several
 
 
 def check_new(path: pathlib.Path) -> None:
@@ -46,9 +45,7 @@ def without(data: DataDir, path: pathlib.Path, out: pathlib.Path, held_out: bool
     _check_out(out)
     gone = places(data, lists.read(path, "--without"))
     if stay := 0 if held_out else sum(len(gone.pop(place)) for place in [*gone] if place[1] == "val"):
-        say(
-            f"{count(stay)} held-out documents stay, so that old and new are measured on one text (--held-out: out too)"
-        )
+        say(f"kept: {several(stay, 'held-out document')}, so that one text measures old and new (--held-out: out too)")
     if not gone:
         raise ConfigError(f"all documents of {path} are held out: none would go; --held-out takes them out too")
     for (source, split), of_split in gone.items():
@@ -60,19 +57,21 @@ def without(data: DataDir, path: pathlib.Path, out: pathlib.Path, held_out: bool
         _check_out(out)
         files.write_atomically(out / LIST, path.read_bytes())  # `make_data` builds nothing where this is
         shards.clear_leftovers(out)
-        sources = {name: dict(entry) for name, entry in data.manifest["sources"].items()}
-        done = 0
-        for source, split in ((source, split) for source in sources for split in shards.SPLITS):
-            writer = _writer(data, out, source, split)
-            starts = {start for start, _ in gone.get((source, split), ())}
-            for each, ids_N in search.each_document(data, source, split):
-                if each.start not in starts:
-                    writer.add(each.doc_id, ids_N, each.n_bytes)
-                tell(done := done + len(ids_N))
-            sources[source][split] = writer.finish()
+        manifest, done = {**data.manifest, "sources": {}}, 0
+        for source, entry in data.manifest["sources"].items():
+            manifest["sources"][source] = dict(entry)
+            for split in shards.SPLITS:
+                records = max((shard["records"] for shard in entry[split]["shards"]), default=1)
+                sizes = {"block_tokens": manifest["block_tokens"], "shard_blocks": records}
+                writer = shards.StreamWriter(out, split, source, dtype=manifest["dtype"], **sizes)
+                starts = {start for start, _ in gone.get((source, split), ())}
+                for each, ids_N in search.each_document(data, source, split):
+                    if each.start not in starts:
+                        writer.add(each.doc_id, ids_N, each.n_bytes)
+                    tell(done := done + len(ids_N))
+                manifest["sources"][source][split] = writer.finish()
         for entry in data.manifest["files"]:
             files.write_atomically(out / entry["file"], data.content(entry["file"]))
-        manifest = {**data.manifest, "sources": sources}
         if held_out:
             manifest.pop(manifests.HELD_OUT, None)  # hashed anew when it is needed
         parent = {"sha256": data.sha256, "without": sum(map(len, gone.values()))}
@@ -93,10 +92,8 @@ def places(data: DataDir, keys: set[lists.Key]) -> dict[tuple[str, str], list[tu
     decode, missing = data.decoder(), set(keys)
     places: dict[tuple[str, str], list[tuple[int, int]]] = collections.defaultdict(list)
     for source, split in {key[:2] for key in keys if key[0] in data.sources and key[1] in shards.SPLITS}:
-        wanted, stream = {key[2] for key in keys if key[:2] == (source, split)}, data.stream(source, split)
-        for each in itertools.chain.from_iterable(search.groups(data, source, split)):
-            if each.doc_id not in wanted:
-                continue
+        stream = data.stream(source, split)
+        for each in data.named(source, split, {key[2] for key in keys if key[:2] == (source, split)}):
             place = each.start, each.start + each.tokens
             key = (source, split, each.doc_id, hashlib.sha256(decode(stream.read(*place))[0]).hexdigest())
             if key in keys:
@@ -105,13 +102,7 @@ def places(data: DataDir, keys: set[lists.Key]) -> dict[tuple[str, str], list[tu
     if missing:
         first = min(missing)
         raise ConfigError(
-            f"{len(missing)} of {len(keys)} documents of the list are not in {data.path} with this text, first {first[2]} of "
-            f"{first[0]}: nothing was removed; make the list of this data by jaxlm trace"
+            f"not in {data.path} with this text: {len(missing)} of the list's {several(len(keys), 'document')}, first "
+            f"{first[2]} of {first[0]}: nothing was removed; make the list of this data by jaxlm trace"
         )
     return places
-
-
-def _writer(data: DataDir, out: pathlib.Path, source: str, split: str) -> shards.StreamWriter:
-    entries, manifest = data.entry(source, split)["shards"], data.manifest
-    sizes = {"block_tokens": manifest["block_tokens"], "shard_blocks": max((e["records"] for e in entries), default=1)}
-    return shards.StreamWriter(out, split, source, dtype=manifest["dtype"], **sizes)

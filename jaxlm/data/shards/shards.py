@@ -288,6 +288,16 @@ class DataDir:
             documents += [Document(doc_id, at, tokens, size) for at, tokens, size, doc_id in at_tokens_bytes_id]
         return documents
 
+    def named(self, source: str, split: str, doc_ids: Iterable[str]) -> Iterator[Document]:
+        """Yields the documents with these ids, in their order. Verifies the index first, or raises DamagedData."""
+        from pyarrow import compute  # here, because it takes a while to import
+
+        entry, wanted = self.entry(source, split)["index"], pa.array(sorted(doc_ids), pa.string())
+        self.verifier.first_read(entry, always=True)
+        for rows in pq.ParquetFile(self.path / entry["file"]).iter_batches():
+            for row in rows.filter(compute.is_in(rows["doc_id"], wanted)).to_pylist():
+                yield Document(row["doc_id"], row["start"], row["tokens"], row["bytes"])
+
     def held_out_texts(self) -> dict[str, str]:
         """Returns source -> the sha256 of its held-out text, which older data gets once, in a file next to the manifest."""
         if manifests.HELD_OUT in self.manifest:

@@ -17,7 +17,7 @@ from jaxlm.run.checkpoints.damage import CorruptCheckpointError
 from jaxlm.run.checkpoints.verify import seal
 from jaxlm.step.state import TrainState
 
-_FILE = pathlib.Path("meta", "metadata")  # as Orbax lays it out
+FILE = pathlib.Path("meta", "metadata")  # as Orbax lays it out
 _SEAL = "sha256"
 _COUNTERS = ("step", "skipped", "skipped_in_a_row")  # of a train state
 
@@ -47,18 +47,18 @@ def read(folder: pathlib.Path, must_be_sealed: bool = False) -> dict:
     """
     step = int(folder.name)
     try:
-        meta = json_of((folder / _FILE).read_bytes())
+        meta = json_of((folder / FILE).read_bytes())
     except (ValueError, FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        raise CorruptCheckpointError(f"checkpoint {step} is damaged: {_FILE} can't be read as JSON") from None
+        raise CorruptCheckpointError(f"checkpoint {step} is damaged: {FILE} can't be read as JSON") from None
     seal_there = meta.pop(_SEAL, None)
     # A text of 64 characters under another name is a seal whose name is damaged: older checkpoints have no such text.
     must_be_sealed |= any(isinstance(value, str) and len(value) == 64 for value in meta.values())
     if (must_be_sealed or seal_there is not None) and seal_there != seal(meta):
-        raise CorruptCheckpointError(f"checkpoint {step} is damaged: {_FILE} differs from what was saved")
+        raise CorruptCheckpointError(f"checkpoint {step} is damaged: {FILE} differs from what was saved")
     digests = meta.get("digests")
     good = isinstance(digests, dict) and digests and all(isinstance(value, int) for value in digests.values())
     if not good or meta.get("step") != step:
-        raise CorruptCheckpointError(f"checkpoint {step} is damaged: {_FILE} lacks its step or its digests")
+        raise CorruptCheckpointError(f"checkpoint {step} is damaged: {FILE} lacks its step or its digests")
     return meta
 
 
