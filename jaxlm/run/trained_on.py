@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from jaxlm import config as config_lib
 from jaxlm.config import Config, ConfigError, config_files
-from jaxlm.data.batches import document_rows, example_rows
+from jaxlm.data.batches import document_rows
 from jaxlm.data.batches.open import open_order
-from jaxlm.data.chats import chat
 from jaxlm.data.shards import search, shards, string_index
 from jaxlm.data.shards.search import Group, Match
 from jaxlm.data.shards.shards import DataDir, Document
@@ -86,6 +85,9 @@ def _shards(config: Config, last: float) -> Trained:
 
 def _examples(config: Config) -> Trained:
     """Returns the chats of a run or, as two documents each, its pairs. Control tokens are spelt."""
+    from jaxlm.data.batches import example_rows  # here, because these take a while to import
+    from jaxlm.data.chats import chat
+
     if config.program in ("ppo", "grpo"):
         raise ConfigError("it learnt from its own answers")
     folder, pairs, adapter = pathlib.Path(config.workdir), config.program != "sft", config.adapter

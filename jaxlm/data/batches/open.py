@@ -1,6 +1,7 @@
 """Makes a config's data if it is missing, opens it, and finds the weight of each source."""
 
 import pathlib
+import typing
 from collections.abc import Iterator
 
 from jaxlm.config import Config, ConfigError, DataConfig, PrepareConfig, config_files, final_weights
@@ -8,12 +9,15 @@ from jaxlm.corpus import documents, lists
 from jaxlm.corpus.sources.base import SourceStats
 from jaxlm.data.batches import removed
 from jaxlm.data.batches.document_rows import Rows
-from jaxlm.data.shards import build, removal, vocabulary
+from jaxlm.data.shards import removal, vocabulary
 from jaxlm.data.shards.manifest import unfinished
 from jaxlm.data.shards.mixture import Windows, final_of, weights_of
 from jaxlm.data.shards.shards import MANIFEST, DataDir, open_data
 from jaxlm.host import files
 from jaxlm.host.console import Say
+
+if typing.TYPE_CHECKING:
+    from jaxlm.data.shards import build
 
 
 def open_order(config: Config, passed_over: Windows = (), check: bool = True) -> Rows:
@@ -85,6 +89,8 @@ def make_data(data: DataConfig, prepare: PrepareConfig, engine: str, vocab_size:
     Reads the `data.sources` with a path, or else the documents of `jaxlm prepare`, which it first makes if missing. Raises
     ConfigError if a source does not exist, or another recipe made the data.
     """
+    from jaxlm.data.shards import build  # here, because what opens finished data should not wait for what reads sources
+
     d, root = data, pathlib.Path(data.dir)
     if line := unfinished(root):  # to be made by `jaxlm tokenize --without`, never of this config's sources
         raise ConfigError(line)
@@ -123,12 +129,13 @@ def make_data(data: DataConfig, prepare: PrepareConfig, engine: str, vocab_size:
 
 def _prepared(
     data: DataConfig, prepare: PrepareConfig, engine: str, say: Say
-) -> tuple[list[build.Source], build.Reader, dict[str, str]] | None:
+) -> "tuple[list[build.Source], build.Reader, dict[str, str]] | None":
     """Makes or opens prepared documents. Returns (sources, their reader, further recipe keys); None if there are none."""
     root = pathlib.Path(data.dir)
     if not prepare.sources and (root / MANIFEST).is_file():
         return None
     from jaxlm.corpus import prepare as corpus  # here, because its libraries take a second to import
+    from jaxlm.data.shards import build
 
     fresh = not (root / corpus.MANIFEST).is_file()
     if prepare.sources:
@@ -148,7 +155,7 @@ def _prepared(
             documents.verify(root / entry["file"], entry["sha256"])
             yield root / entry["file"]
 
-    def read(source: build.Source, stats: SourceStats) -> Iterator[tuple[str, str]]:
+    def read(source: "build.Source", stats: SourceStats) -> Iterator[tuple[str, str]]:
         texts = documents.read_texts(verified(source.name))
         for doc_id, text in documents.within(texts, data.max_bytes):
             stats.documents += 1

@@ -277,8 +277,7 @@ class DataDir:
             return []
         self.verifier.first_read(entry, always=True)
         file = str(self.path / entry["file"]), entry["sha256"]
-        index = pq.ParquetFile(file[0])
-        groups = [index.metadata.row_group(g).column(0).statistics.min for g in range(index.num_row_groups)]
+        groups = _row_groups(*file)
         wanted = range(max(0, bisect.bisect_right(groups, start) - 1), bisect.bisect_left(groups, stop))
         documents: list[Document] = []
         for rows, starts in (_row_group(*file, group) for group in wanted):
@@ -329,6 +328,13 @@ class DataDir:
             for split in SPLITS:
                 yield source[split]["index"]
                 yield from source[split]["shards"]
+
+
+@functools.lru_cache(8)
+def _row_groups(path: str, sha256: str) -> list[int]:
+    """Returns the first token of each row group of an index of documents."""
+    index = pq.ParquetFile(path).metadata
+    return [index.row_group(g).column(0).statistics.min for g in range(index.num_row_groups)]
 
 
 @functools.lru_cache(8)

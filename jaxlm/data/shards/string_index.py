@@ -29,12 +29,14 @@ except ImportError:  # the extra `trace` is not installed, or its wheel is anoth
     tantivy = None
 
 SHORTEST = 3  # bytes of a string that can be looked up
-_BLOCK, _OVERLAP = 32 << 10, 1 << 10  # bytes; of a longer string the first `_OVERLAP` bytes are looked up
+# Bytes. Small data has few blocks, and a list of all its triples takes as much as they do.
+_BLOCKS = {"small": 128 << 10, "large": 48 << 10}
+_OVERLAP = 1 << 10  # bytes of two blocks; of a longer string the first `_OVERLAP` bytes are looked up
 _PLACE = ("stream", "first", "stop")  # of a block: its stream's number, the range of tokens of its documents
 _DIGESTS = "sha256.json"
 _FORMAT = 2  # raised when blocks, folding or decoding change: older indexes are built again
 _CACHE = "~/.cache/jaxlm/index"  # for data that others own, or that can't be written
-_TOGETHER = 2048  # blocks of one of tantivy's indexes: it holds them in memory, and merging its files would take more
+_TOGETHER = 1365  # blocks of one of tantivy's indexes: it holds them in memory, and merging its files would take more
 _HEAP = 64_000_000  # bytes of tantivy's writer
 # Tokens: of fewer, a list of all triples is large beside the rest; so one list, folded, of larger blocks.
 _SMALL = 16 << 20
@@ -54,20 +56,19 @@ class StringIndex:
         text = (needle.lower() if self._folds else needle)[:_OVERLAP].decode("latin-1")
         triples = {text[at : at + SHORTEST] for at in range(len(text) - SHORTEST + 1)}
         terms = [(tantivy.Occur.Must, tantivy.Query.term_query(_schema(), "text", triple)) for triple in triples]
+        query, found = tantivy.Query.boolean_query(terms), []
+        for searcher in self._searchers:
+            # In the order of a field no block is scored.
+            hits = searcher.search(query, limit=searcher.num_docs, count=False, order_by_field="first").hits
+            blocks = [block for _, block in hits]
+            found += zip(*(searcher.fast_field_values(name, blocks) for name in _PLACE), strict=True)
         places: dict[tuple[str, str], list[tuple[int, int]]] = {}
-        for stream, first, stop in sorted(self._blocks(tantivy.Query.boolean_query(terms))):
+        for stream, first, stop in sorted(found):
             ranges = places.setdefault(self._streams[stream], [])
             if ranges and first <= ranges[-1][1]:  # neighbours share documents
                 first, stop = ranges[-1][0], max(stop, ranges.pop()[1])
             ranges.append((first, stop))
         return places
-
-    def _blocks(self, query: "tantivy.Query") -> Iterator[tuple[int, ...]]:
-        for searcher in self._searchers:
-            # In the order of a field no block is scored.
-            hits = searcher.search(query, limit=searcher.num_docs, count=False, order_by_field="first").hits
-            blocks = [block for _, block in hits]
-            yield from zip(*(searcher.fast_field_values(name, blocks) for name in _PLACE), strict=True)
 
 
 def _small(data: DataDir) -> bool:
@@ -159,7 +160,7 @@ def _write(part: pathlib.Path, blocks: Iterable[dict[str, str | int]], threads: 
 def _blocks(data: DataDir, tell: Tell) -> Iterator[dict[str, str | int]]:
     """Yields the blocks of all streams: the `text` as latin-1, a character a byte, and `_PLACE`."""
     decode, done, small = data.decoder(), 0, _small(data)
-    size = 2 * _BLOCK if small else _BLOCK
+    size = _BLOCKS["small" if small else "large"]
     for number, stream in enumerate(search.streams(data)):
         for *_, group, ids_N in search.documents(data, *stream):
             raw, ends_N1 = decode(ids_N)
