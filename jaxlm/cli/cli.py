@@ -300,7 +300,7 @@ def _config(name: str, word: str | None, overrides: list[str]) -> config_dict.Co
     if workdir and verb.reads_run:
         raise ConfigError(f"no run in {workdir}: it has no config.json")
     shipped, theirs = ", ".join(config_files.shipped_configs()), " or of a Hugging Face model" * bool(verb.models)
-    theirs += " or of documents" * bool(verb.folder)
+    theirs += " or of documents" * bool(verb.folder) + " or of data" * verb.takes_data
     raise ConfigError(f"no config: jaxlm {name} NAME, FILE.py or the folder of a run{theirs}; shipped: {shipped}")
 
 

@@ -8,6 +8,7 @@ beginnings of well-known texts. What the texts copy from the run's training data
 import difflib
 import functools
 import importlib
+import itertools
 import math
 import pathlib
 import tomllib
@@ -153,14 +154,12 @@ def _copied(scorer: Scorer, ids: Sequence[Sequence[int]], most: int) -> dict[str
             f"red team: {count(searched)} of {count(whole)} tokens of training data were searched for copies; "
             "--config.eval.redteam.search_tokens=0 searches all"
         )
-    shares, lengths, begin = [], [], 0
-    for text in texts:
-        own = [copy for copy in copies if begin <= copy.start < begin + len(text)]
-        copied = set().union(*(range(copy.start, copy.end) for copy in own))
-        shares.append(len(copied) / max(1, len(text)))
-        lengths.append(max((copy.length for copy in own), default=0))
-        begin += len(text) + 1
-    return {"copied": shares, "longest_copy": lengths}
+    begins = itertools.accumulate((len(text) + 1 for text in texts[:-1]), initial=0)
+    places = [(begin, begin + len(text)) for begin, text in zip(begins, texts, strict=True)]
+    own = [[(copy.start, copy.end) for copy in copies if start <= copy.start < end] for start, end in places]
+    copied = [set().union(*itertools.starmap(range, of_text)) for of_text in own]
+    shares = [len(bytes_) / max(1, len(text)) for bytes_, text in zip(copied, texts, strict=True)]
+    return {"copied": shares, "longest_copy": [max((end - at for at, end in of_text), default=0) for of_text in own]}
 
 
 def _pairs(scorer: Scorer, entries: Sequence[dict]) -> list[Item]:

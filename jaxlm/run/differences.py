@@ -47,7 +47,7 @@ def compare(a: pathlib.Path, b: pathlib.Path) -> dict[str, typing.Any]:
             {"what": row["what"], "name": row["name"], "a": row["values"][0], "b": row["values"][1]}
             for row in of_runs((a, b))
         ],
-        "steps": _counted(common),
+        "steps": sum(map(bool, common)),  # step 0, which only evaluations have, is none
         "held_out": line,
         "parted": parted,
         "loss": loss,
@@ -159,14 +159,9 @@ def _loss(a: Curve, b: Curve, common: list[int]) -> dict | None:
     return {"mean": float(np.mean(gaps)), "error": error, "steps": len(gaps)}
 
 
-def _counted(common: list[int]) -> int:
-    """Returns the number of steps: step 0, which only evaluations have, is none."""
-    return sum(step > 0 for step in common)
-
-
 def _verdict(parted: dict | None, loss: dict | None, common: list[int]) -> str:
     if not parted:
-        return f"identical to the last bit over all {_counted(common)} common steps, up to step {common[-1]}"
+        return f"identical to the last bit over all {sum(map(bool, common))} common steps, up to step {common[-1]}"
     line = f"{parted['metric']} first differs at step {parted['step']}: {parted['a']!r} and {parted['b']!r}"
     if not loss:
         return line
