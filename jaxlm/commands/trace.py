@@ -32,9 +32,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if args.remove and asked[:2] != (None, None):
         raise ConfigError("--remove writes the documents that hold a string: give --string=TEXT")
     if config.program != "pretrain" and (args.step is not None or args.remove):
-        flag = "--remove" if args.remove else "--step"
         raise ConfigError(
-            f"{config.workdir} was trained on examples, {flag} is about shards: trace the run it came from"
+            f"{config.workdir} has examples, --step and --remove are about shards: trace the run it came from"
         )
     if args.step is not None:
         return _step(config, args)

@@ -26,10 +26,8 @@ def read(path: pathlib.Path, option: str) -> set[Key]:
             row = files.json_of(line.encode())
             keys.add(tuple(str(row[name]) for name in FIELDS))
         except (ValueError, KeyError) as error:
-            raise ConfigError(
-                f"{path}, line {number}: {error} ({', '.join(FIELDS)} are needed): make the list by jaxlm trace DATA "
-                "--string=TEXT --remove=FILE"
-            ) from None
+            why = f"{error} ({', '.join(FIELDS)} are needed)"
+            raise ConfigError(f"{path}, line {number}: {why}: make the list by jaxlm trace --remove=FILE") from None
     if not keys:
         raise ConfigError(f"{path} names no document")
     return keys

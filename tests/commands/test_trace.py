@@ -161,9 +161,9 @@ def test_what_is_not_here_is_said(capsys, lineage, tmp_path):
     code, out, err = said(capsys, "trace", tmp_path / "run", "--string=sea")
     assert code == 2
     assert f"what {tmp_path / 'run'} was trained on is not here" in err
-    for flag, line in (("--step=1", "--step is about shards"), ("--string=sea --remove=x", "--remove is about shards")):
+    for flag in ("--step=1", "--string=sea --remove=x"):
         code, out, err = said(capsys, "trace", sft, *flag.split())
-        assert (code, line in err) == (2, True)
+        assert (code, "--step and --remove are about shards" in err) == (2, True)
 
 
 @pytest.mark.parametrize(

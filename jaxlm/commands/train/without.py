@@ -56,14 +56,15 @@ def find(args: argparse.Namespace) -> dict:
     first = step_of(order.first_removed, order.passed_over)
     if first > config.train.steps:
         raise ConfigError(
-            f"no document of {path} is read by step {config.train.steps}, the last of {run}: nothing would differ"
+            f"{run} reads no document of {path} by step {config.train.steps}, its last: nothing would differ"
         )
     kept = [step for step in keep.steps(run / "checkpoints") if order.batch_number(step) < order.first_removed]
     if not kept and config.origin_state:
         raise ConfigError(f"{run} is a branch, and began after step {first}: branch from {config.origin}")
     begins, usd_per_hour = max(kept, default=0), config.hardware.usd_per_hour
     hours = (steps := config.train.steps - begins) * metrics.step_s(run / "metrics.jsonl", config) / 3600
-    branch = {"run": str(run), "documents": order.removed.documents, "first": first, "begins": begins, "steps": steps}
+    documents = sum(map(len, order.removed.places.values()))
+    branch = {"run": str(run), "documents": documents, "first": first, "begins": begins, "steps": steps}
     return branch | {"hours": hours, "usd": hours * usd_per_hour, "usd_per_hour": usd_per_hour}
 
 

@@ -25,9 +25,8 @@ def open_order(config: Config, passed_over: Windows = (), check: bool = True) ->
     opened, mixture = open_mixture(config.data, config.prepare, vocabulary.required(config), check)
     final = final_of(config, final_weights(mixture, config.data.final.weights))
     without = removed.read(opened, _list(config)) if config.data.without else None
-    return Rows(
-        opened, mixture, config.seed, config.train.seq_len, config.train.batch_size, passed_over, final, without
-    )
+    sizes = config.train.seq_len, config.train.batch_size
+    return Rows(opened, mixture, config.seed, *sizes, passed_over, final, without)
 
 
 def keep_list(config: Config) -> None:

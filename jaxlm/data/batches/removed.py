@@ -1,7 +1,6 @@
 """Documents that keep their places in the order of batches and teach nothing, as if they said something else."""
 
 import dataclasses
-import functools
 import hashlib
 import pathlib
 from collections.abc import Mapping
@@ -27,10 +26,6 @@ class Removed:
     sha256: str
     places: Mapping[str, np.ndarray]
     token: int
-
-    @functools.cached_property
-    def documents(self) -> int:
-        return sum(len(places_Nx2) for places_Nx2 in self.places.values())
 
     def near(self, source: str, first: int, last: int) -> np.ndarray:
         """Returns the places that hold one of the tokens [first, last) of a source."""

@@ -92,9 +92,7 @@ def each_document(data: DataDir, source: str, split: str) -> Iterator[tuple[Docu
             yield each, ids_N[at : at + each.tokens]
 
 
-def matches(
-    texts: Iterable[Group], decode: Decoder, pattern: re.Pattern[bytes] | re.Pattern[str], tell: Tell
-) -> Iterator[Match]:
+def matches(texts: Iterable[Group], decode: Decoder, pattern: re.Pattern, tell: Tell) -> Iterator[Match]:
     """Yields the documents that match, in their bytes or, for a pattern of str, their text.
 
     `tell` gets the number of tokens that were searched.

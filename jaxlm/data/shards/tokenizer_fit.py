@@ -13,6 +13,7 @@ import numpy as np
 from jaxlm.config import ConfigError
 from jaxlm.corpus.sources import embedded
 from jaxlm.corpus.words import CJK
+from jaxlm.data.shards import search
 from jaxlm.data.shards.shards import DataDir
 from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.data.tokenizer.ours import Tokenizer
@@ -102,13 +103,11 @@ def general_tokenizer(data: DataDir, model_type: str) -> Tokenizer:
 
 def held_out(data: DataDir, source: str, max_bytes: int = 1_000_000, split: str = "val") -> tuple[list[str], int]:
     """Returns (about `max_bytes` of whole documents, decoded, at least one; how many differ in length from the original)."""
-    stream, coder = data.stream(source, split), data.tokenizer()
-    texts, lossy, left = [], 0, max_bytes
-    stop = min(stream.tokens, max(max_bytes, 1))  # a token is a byte at least
-    for document in data.documents(source, split, 0, stop):
+    coder, texts, lossy, left = data.tokenizer(), [], 0, max_bytes
+    for document, ids_N in search.each_document(data, source, split):
         if left <= 0:
             break
-        text = coder.decode(stream.read(document.start, document.start + document.tokens))
+        text = coder.decode(ids_N)
         lossy += len(text.encode()) != document.n_bytes
         texts.append(text)
         left -= document.n_bytes
