@@ -93,7 +93,7 @@ class GopherRepetition(_Prose):
         s, text = self.settings, document.text
         if not text:
             return Remove("empty")
-        for kind, parts in (("para", _paragraphs(text)), ("line", _lines(text))):
+        for kind, parts in (("para", re.split(r"\n{2,}", text.strip())), ("line", re.split(r"\n+", text))):
             repeated, chars = self._find_duplicates(parts)
             for reason, share in (
                 (f"dup_{kind}_frac", repeated / len(parts)),
@@ -112,17 +112,6 @@ class GopherRepetition(_Prose):
             if covered <= self._least:
                 return None  # longer n-grams cover no more than the shorter ones inside them
         return None
-
-
-def _paragraphs(text: str) -> list[str]:
-    """Does the same as `re.split(r"\\n{2,}", text.strip())`, but faster."""
-    return [part.removeprefix("\n") for part in text.strip().split("\n\n") if part] or [""]
-
-
-def _lines(text: str) -> list[str]:
-    """Does the same as `re.split(r"\\n+", text)`, but faster."""
-    first, *inner = text.split("\n")
-    return [first, *filter(None, inner[:-1]), *inner[-1:]]
 
 
 class _Grams:
