@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxlm.config import ConfigError
+
 _TOKENS_A_PAIR = 64  # shapes are static: arrays by pair have a slot for each pair that a row may hold
 
 
@@ -20,11 +22,15 @@ class Segment(typing.NamedTuple):
 
 
 def pack(rows: Sequence[Sequence[Segment]], seq_len: int) -> dict[str, np.ndarray]:
-    """Returns a batch with the texts of each row, one after the other. Padding is a row's last segment."""
+    """Returns a batch with the texts of each row, one after the other. Padding is a row's last segment.
+
+    Raises ConfigError if the texts of a row are longer than it is, or a text has one token.
+    """
     integers = ("tokens", "targets", "segment_ids", "positions")
     batch = {name: np.zeros((len(rows), seq_len), np.int32) for name in integers}
     batch["weights"] = np.zeros((len(rows), seq_len), np.float32)
     for row, segments in enumerate(rows):
+        _check(segments, seq_len)
         start = 0
         for number, segment in enumerate(segments, start=1):
             # The last token is no input, for no target follows it. So a text takes one token less than it has.
@@ -39,6 +45,19 @@ def pack(rows: Sequence[Sequence[Segment]], seq_len: int) -> dict[str, np.ndarra
         batch["segment_ids"][row, start:] = len(segments) + 1
         batch["positions"][row, start:] = np.arange(seq_len - start)
     return batch
+
+
+def _check(segments: Sequence[Segment], seq_len: int) -> None:
+    for segment in segments:
+        if len(segment.ids) < 2 or len(segment.weights) != len(segment.ids) - 1:
+            raise ConfigError(
+                f"a text of {len(segment.ids)} tokens with {len(segment.weights)} weights can't be packed: it needs two "
+                "tokens or more, and a weight for each but the first"
+            )
+    if (length := sum(len(segment.ids) - 1 for segment in segments)) > seq_len:
+        raise ConfigError(
+            f"a group of {length:,} tokens exceeds train.seq_len={seq_len:,}: shorten it, or raise train.seq_len"
+        )
 
 
 def first_fit(length: int, room: list[int], slots: list[int]) -> int | None:
