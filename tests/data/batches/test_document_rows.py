@@ -157,9 +157,16 @@ def test_pack_stops_at_the_first_group_without_room_so_that_the_next_batch_begin
     assert not pack_examples.pack([[]], seq_len=4)["weights"].any()
 
 
-@pytest.mark.parametrize("group", [[text(9, 1, 2), text(9, 1, 2)], [pack_examples.Segment((9, 1, 2), (1.0, 1.0, 1.0))]])
-def test_nothing_is_cut_to_fit(group):
-    with pytest.raises(ValueError, match="could not broadcast"):
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        ([text(9, 1, 2), text(9, 1, 2)], "a group of 4 tokens exceeds train.seq_len=3"),
+        ([text(9)], "it needs two tokens or more"),
+        ([pack_examples.Segment((9, 1), (1.0, 1.0))], "a text of 2 tokens with 2 weights can't be packed"),
+    ],
+)
+def test_what_cannot_be_packed_is_one_line(group, message):
+    with pytest.raises(ConfigError, match=message):
         pack_examples.pack([group], seq_len=3)
 
 
