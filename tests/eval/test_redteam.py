@@ -170,7 +170,7 @@ def test_what_is_missing_is_told_at_the_start(monkeypatch):
     from jaxlm.corpus.stages import toxicity
 
     toxicity._model.cache_clear()
-    monkeypatch.setitem(sys.modules, "profanity_check.profanity_check", None)
+    monkeypatch.setitem(sys.modules, "profanity_check", None)
     with pytest.raises(
         ConfigError, match=r"^redteam needs .*pip install -e .*/.*\[toxicity\]., or .*eval\.redteam\.toxicity=False$"
     ):
