@@ -197,7 +197,7 @@ def _as_if_decayed(summary: dict) -> Markup:
             (row["name"], *before, count(row["end"]), loss(row["decay"]), _nats(row["average"] - row["decay"]), share)
         )
     head = ("decay", "at step", "weights", "average", "decay ends", "its loss", "average above it", "of the way")
-    return join([tag("p", markup.sentence(text), class_="dim"), *([table(head, rows, "Decays")] if rows else [])])
+    return join([tag("p", f"{text}.", class_="dim"), *([table(head, rows, "Decays")] if rows else [])])
 
 
 def junk(summary: dict) -> Markup:

@@ -208,7 +208,9 @@ class HeldOut(Measuring):
         if moment.state.average and HELD_OUT in figures:
             placed = jax.tree.map(lambda leaf: leaf.sharding, moment.state.params)  # it may be in the host's memory
             average = jax.device_put(moment.state.average, placed)
-            figures[AVERAGE] = self.measure(moment.frozen | average)[HELD_OUT]
+            figures = {
+                AVERAGE: self.measure(moment.frozen | average)[HELD_OUT]
+            } | figures  # it is shown beside the loss
         remark = self.remark(loss)
         more, lines = self.further(moment.step, figures)
         for line in filter(None, [remark, *lines]):

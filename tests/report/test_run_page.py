@@ -115,7 +115,8 @@ def section(text: str, title: str) -> str:
 
 def test_the_average_stands_beside_the_forecast_and_a_real_decay(tmp_path):
     text = written(tmp_path)
-    assert "as if decayed now" in text[: text.index("<h2>")]  # a curve of the first chart
+    chart = text[text.index("Loss by step") : text.index("Training loss by tokens")]
+    assert chart.index("held out") < chart.index("as if decayed now")
     said = section(text, "As if decayed now")
     assert "a held-out loss of 2.9000 at step 40, 0.1 below the weights&#x27; own." in said
     assert "&lt;1b&gt;-decay-20 40 3.0000 2.9000 40 2.8750 0.025 80%" in said

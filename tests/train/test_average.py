@@ -1,6 +1,7 @@
 """The moving average of the weights: what it averages, how often, where it lies, and that nothing of it is lost."""
 
 import json
+import shutil
 import types
 
 import jax
@@ -24,6 +25,7 @@ TINY = keys("""
     model.n_layers=1 model.d_model=16 model.n_heads=2 model.d_ff=32 train.batch_size=8 train.seq_len=16 train.steps=7
     train.eval_every_steps=3 eval.max_mb=0.001 checkpoint.every_steps=0 checkpoint.keep_last=9 runs.supervise=off
     optim.warmup_steps=0 optim.lr=0.05 optim.schedule=constant log.tensorboard=False sample.prompts=()
+    log.every_steps=1
 """)
 STEP = 8 * 16  # tokens
 
@@ -141,45 +143,49 @@ ON = "checkpoint.average=0.3"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A folder with runs of seven steps with and without an average, and one that was stopped after the fifth."""
+    """Runs of seven steps: with an average; stopped after five; and with the key set, or given up, after five."""
     root = tmp_path_factory.mktemp("runs")
     tiny_data.make(root / "data", {"a": 1.0})
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(average.TOKENS, "cpu", 2 * STEP // 8)  # of a device, of eight: every second step
         train(root / "on", ON)
-        train(root / "off")
-        train(root / "stopped", ON, "checkpoint.every_steps=5", steps=5)
-        train(root / "stopped", ON)
-        train(root / "late", "checkpoint.every_steps=5", steps=5)
-        train(root / "late", ON)
-        train(root / "given up", ON, "checkpoint.every_steps=5", steps=5)
-        train(root / "given up")
+        train(root / "stopped", ON, steps=5)
+        shutil.copytree(root / "stopped", root / "given up")
+        train(root / "late", steps=5)
+        for name, key in (("stopped", ON), ("given up", "checkpoint.average=0"), ("late", ON)):
+            train(root / name, key)
         yield root
 
 
 def test_a_resumed_run_has_every_bit_of_its_average_and_its_losses(runs):
     assert arrays(runs / "stopped", 7) == arrays(runs / "on", 7)
     whole, resumed = losses(runs / "on"), losses(runs / "stopped")
-    assert {step: resumed[step] for step in whole} == whole
+    assert {step: {name: resumed[step][name] for name in loss} for step, loss in whole.items()} == whole
     assert {step for step, loss in whole.items() if metrics.AVERAGE in loss} == {3, 6, 7}
     assert whole[6][metrics.AVERAGE] != whole[6][metrics.HELD_OUT]
 
 
-def test_it_changes_no_bit_of_the_training(runs):
-    on, off = arrays(runs / "on", 7), arrays(runs / "off", 7)
-    moving = {name for name in on if name.startswith("train/average/")}
-    assert {name.removeprefix("train/average/") for name in moving} == {n for n in on if n.startswith("params/")}
-    assert {name: on[name] for name in on.keys() - moving} == off
-    assert all(on[name] != on[name.removeprefix("train/average/")] for name in moving)
+def of_average(folder) -> dict[str, int]:
+    """The digests of the average's arrays in the last checkpoint, by the names of the weights."""
+    begin = "train/average/"
+    return {name.removeprefix(begin): x for name, x in arrays(folder, 7).items() if name.startswith(begin)}
 
 
-def test_a_checkpoint_of_before_the_key_and_one_of_after_it_are_gone_on_with(runs):
-    late, off, given_up = (arrays(runs / name, 7) for name in ("late", "off", "given up"))
-    assert given_up == off
-    assert {name: late[name] for name in off} == off
-    begun = {name for name in late if name.startswith("train/average/")}
-    assert begun == {name for name in arrays(runs / "on", 7) if name.startswith("train/average/")}
-    assert {name: late[name] for name in begun} != {name: arrays(runs / "on", 7)[name] for name in begun}
+def test_a_checkpoint_has_an_average_of_each_weight(runs):
+    weights = {name: x for name, x in arrays(runs / "on", 7).items() if name.startswith("params/")}
+    assert of_average(runs / "on").keys() == weights.keys()
+    assert all(x != weights[name] for name, x in of_average(runs / "on").items())
+
+
+def test_it_changes_no_bit_of_the_training_and_may_be_given_up_or_begun_late(runs):
+    """A checkpoint from before the key was set has none, and one with an average resumes without the key."""
+    given_up, on, late = (arrays(runs / name, 7) for name in ("given up", "on", "late"))
+    assert {*given_up} == {name for name in on if not name.startswith("train/average/")}
+    assert {name: on[name] for name in given_up} == given_up == {name: late[name] for name in given_up}
+    assert of_average(runs / "late").keys() == of_average(runs / "on").keys()
+    assert of_average(runs / "late") != of_average(runs / "on")
+    assert metrics.AVERAGE not in losses(runs / "given up")[6]
+    assert metrics.AVERAGE in losses(runs / "late")[6]
 
 
 def test_one_checkpoint_with_it_makes_an_average(capsys, runs):
