@@ -185,7 +185,8 @@ def _as_if_decayed(summary: dict) -> Markup:
     (step, average), futures = points[-1], (summary.get("futures") or {}).get("rows", ())
     weights = dict((summary.get("held_out") or {}).get("", ())).get(step)
     text = f"The moving average of the weights has a held-out loss of {loss(average)} at step {count(step)}"
-    text += f", {_nats(weights - average)} below the weights' own" if weights else ""
+    side = "below" if weights and weights >= average else "above"
+    text += f", {_nats(abs(weights - average))} {side} the weights' own" if weights else ""
     if len(futures) > 2:  # the plan, a decay now, the end now
         text += f"; by the forecast a decay now takes {_nats(futures[2]['loss'] - futures[1]['loss'])} off the training loss"
     rows = []

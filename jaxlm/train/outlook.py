@@ -188,10 +188,11 @@ def _decays(folder: pathlib.Path) -> Iterator[dict[str, typing.Any]]:
         decay = dict(lineage.points(lineage.records(run), metrics.HELD_OUT)).get(end)
         branched = bool(begin and config.origin_state and config.optim.decay_at_step)
         trunk, last = (pathlib.Path(config.origin), end) if branched else (run, begin)
-        pairs = [(r, r.get(metrics.AVERAGE)) for r in lineage.records(trunk) if r["step"] <= last]
-        before = [(r["step"], r[metrics.HELD_OUT], average) for r, average in pairs if average is not None]
-        for step, weights, average in before[-1:] if decay is not None else ():
-            yield {"name": run.name, "end": end, "decay": decay, "step": step, "weights": weights, "average": average}
+        before = [record for record in lineage.records(trunk) if record["step"] <= last]
+        weights, averages = (dict(lineage.points(before, name)) for name in (metrics.HELD_OUT, metrics.AVERAGE))
+        for step in sorted(weights.keys() & averages.keys())[-1:] if decay is not None else ():
+            stood = {"step": step, "weights": weights[step], "average": averages[step]}
+            yield {"name": run.name, "end": end, "decay": decay, **stood}
 
 
 def _samples(folder: pathlib.Path) -> dict[str, list[dict]]:
