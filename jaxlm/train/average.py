@@ -24,11 +24,13 @@ from jaxlm.step.step import Metrics, TrainStep
 TOKENS = {"cpu": 2**13, "other": 2**15, "host": 2**20}  # host: the average lies in the host's memory, behind PCIe
 
 
-def every(config: Config, mesh: Mesh) -> int:
-    """Returns the steps between two updates, so that updates take under 1% of the time. The same at every start on a mesh."""
-    platform = "cpu" if mesh.devices.flat[0].platform == "cpu" else "other"
-    least = TOKENS["host" if config.optim.offload else platform]
-    return -(-least * sharding.batch_ways(mesh) // (config.train.batch_size * config.train.seq_len))
+def every(config: Config, platform: str, ways: int = 1) -> int:
+    """Returns the steps between two updates, so that updates take under 1% of the time: the same at every start on a mesh.
+
+    `ways`: the parts that a batch's rows are split into.
+    """
+    least = TOKENS["host" if config.optim.offload else "cpu" if platform == "cpu" else "other"]
+    return -(-least * ways // (config.train.batch_size * config.train.seq_len))
 
 
 def following(train_step: TrainStep, config: Config, mesh: Mesh, shardings: Variables, done: int) -> TrainStep:
@@ -41,7 +43,8 @@ def following(train_step: TrainStep, config: Config, mesh: Mesh, shardings: Vari
         return train_step
     if config.optim.offload:
         shardings = jax.tree.map(lambda placed: placed.with_memory_kind("pinned_host"), shardings)
-    steps, between = itertools.count(done + 1), every(config, mesh)
+    between = every(config, mesh.devices.flat[0].platform, sharding.batch_ways(mesh))
+    steps = itertools.count(done + 1)
     zeros = jax.jit(functools.partial(jax.tree.map, jnp.zeros_like), out_shardings=shardings)
 
     @functools.partial(jax.jit, donate_argnums=0, out_shardings=shardings)
