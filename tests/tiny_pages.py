@@ -30,6 +30,8 @@ SUMMARY = {
     },
     "figures": {"held-out reward": [(20, 0.2), (40, 0.6)], "reward": [(1, 0.1), (20, 0.3), (40, 0.7)]},
     "held_out": {"": [(20, 4.0), (40, 3.0)], "prose": [(20, 4.1), (40, 3.1)], "code": [(20, 3.9), (40, 2.9)]},
+    "average": [(20, 3.8), (40, 2.9)],
+    "decays": [{"name": "<1b>-decay-20", "end": 40, "decay": 2.875, "step": 40, "weights": 3.0, "average": 2.9}],
     "activities": {"step": 75.0, "compile": 25.0, "hung": 0.0},
     "phases": [{"phase": "wake", "last_step": 20, "tokens": 2e6, "loss_begin": 9.0, "loss_end": 4.0, "hours": 0.01, "usd": 0.5,
                 "usd_per_point": 0.1}],

@@ -5,6 +5,8 @@
 run         name, model, params, data (its folder), step, steps, tokens, tokens_per_step, loss, held_out, best, wall_s, ...
 curves      columns of metrics.jsonl, NAME -> values, of the same length
 held_out    SOURCE -> [[step, loss], ...]; "" is the mean of all sources
+average     [[step, loss], ...] of the moving average of the weights
+decays      rows: name, end and decay (step and loss at the end of a decay of the rate); step, weights and average before it
 figures     WORDS -> [[step, value], ...]: the figure that the run optimises if that is no loss, such as a reward
 activities  NAME -> seconds, of run.clock
 phases      rows of the bill, as train.phases writes them
@@ -41,6 +43,7 @@ def write(path: pathlib.Path, summary: dict[str, typing.Any]) -> None:
         ("Where the time went", _activities),
         ("Bill", _bill),
         ("Three futures", _futures),
+        ("As if decayed now", _as_if_decayed),
         ("Benchmarks", benchmarks.scores),
         ("Beside published models", benchmarks.beside),
         ("Red team", redteam.scores),
@@ -116,6 +119,7 @@ def _curves(summary: dict) -> list[Markup]:
     about = [Curve(words, points) for words, points in (summary.get("figures") or {}).items() if points]
     mean, nats = [Curve("held out", held_out.get("", ()))], {"unit": "nats a token", "shown": _nats}
     both = [Curve("training", columns(summary, "step", "loss")), *mean]
+    both.append(Curve("as if decayed now", summary.get("average") or ()))
     charts = [
         chart.lines(about, "What it is trained for", **_BY_STEP, shown=_nats),
         chart.lines(both, "Loss by step", **_BY_STEP, **nats, marks=_resumes(summary)),
@@ -172,6 +176,29 @@ def _futures(summary: dict) -> Markup:
         rows.append((row["name"], count(row["step"]), expected, hours(row["hours"]), *cost))
     head = ("future", "to step", "loss (80%)", "time", *_paid(summary, "cost", "cost of 0.01 nats"))
     return table(head, rows, "Futures") if rows else Markup("")
+
+
+def _as_if_decayed(summary: dict) -> Markup:
+    """Returns the loss of the weights' moving average, beside the forecast and beside decays that were trained."""
+    if not (points := summary.get("average")):
+        return Markup("")
+    (step, average), futures = points[-1], (summary.get("futures") or {}).get("rows", ())
+    weights = dict((summary.get("held_out") or {}).get("", ())).get(step)
+    text = f"The moving average of the weights has a held-out loss of {loss(average)} at step {count(step)}"
+    side = "below" if weights and weights >= average else "above"
+    text += f", {_nats(abs(weights - average))} {side} the weights' own" if weights else ""
+    if len(futures) > 2:  # the plan, a decay now, the end now
+        text += f"; by the forecast a decay now takes {_nats(futures[2]['loss'] - futures[1]['loss'])} off the training loss"
+    rows = []
+    for row in summary.get("decays") or ():
+        gained, all_ = row["weights"] - row["average"], row["weights"] - row["decay"]
+        share = f"{gained / all_:.0%}" if row["step"] == row["end"] and all_ > 0 else ""
+        before = (count(row["step"]), loss(row["weights"]), loss(row["average"]))
+        rows.append(
+            (row["name"], *before, count(row["end"]), loss(row["decay"]), _nats(row["average"] - row["decay"]), share)
+        )
+    head = ("decay", "at step", "weights", "average", "decay ends", "its loss", "average above it", "of the way")
+    return join([tag("p", f"{text}.", class_="dim"), *([table(head, rows, "Decays")] if rows else [])])
 
 
 def junk(summary: dict) -> Markup:

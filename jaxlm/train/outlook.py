@@ -2,11 +2,12 @@
 
 import contextlib
 import dataclasses
+import glob
 import math
 import pathlib
 import shlex
 import typing
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from jaxlm import config as config_lib
 from jaxlm.config import Config, ConfigError, StopConfig, config_files
@@ -106,6 +107,8 @@ def gather(folder: pathlib.Path) -> dict[str, typing.Any]:
         "run": _run(folder, records, held_out, book),
         "curves": {name.removeprefix("train/"): [record.get(name) for record in logged] for name in _CURVES},
         "held_out": held_out,
+        "average": lineage.points(records, metrics.AVERAGE),
+        "decays": [*_decays(folder)],
         "figures": lineage.curves(config.program, records) if config else {},
         "activities": {name: last.get(f"time/{name}_s", 0.0) for name in clock.ACTIVITIES},
         "phases": book["phases"],
@@ -171,6 +174,25 @@ def _held_out(records: list[dict]) -> dict[str, list[tuple[int, float]]]:
                 source = name.removeprefix("val/").removesuffix("loss").rstrip("/")
                 losses.setdefault(source, []).append((record["step"], loss))
     return losses
+
+
+def _decays(folder: pathlib.Path) -> Iterator[dict[str, typing.Any]]:
+    """Yields a row for each finished decay of the rate, in the run or a branch beside it, with an average measured before.
+
+    A branch's is that of its trunk at the branch's last step, if the trunk went so far: at equal tokens.
+    """
+    for run in [folder, *sorted(folder.parent.glob(f"{glob.escape(folder.name)}-decay-*"))]:
+        config = lineage.config_of(run)
+        begin = optim.decay_begins(config.optim, config.train.steps) if config else 0
+        end = config.train.steps if begin else 0
+        decay = dict(lineage.points(lineage.records(run), metrics.HELD_OUT)).get(end)
+        branched = bool(begin and config.origin_state and config.optim.decay_at_step)
+        trunk, last = (pathlib.Path(config.origin), end) if branched else (run, begin)
+        before = [record for record in lineage.records(trunk) if record["step"] <= last]
+        weights, averages = (dict(lineage.points(before, name)) for name in (metrics.HELD_OUT, metrics.AVERAGE))
+        for step in sorted(weights.keys() & averages.keys())[-1:] if decay is not None else ():
+            stood = {"step": step, "weights": weights[step], "average": averages[step]}
+            yield {"name": run.name, "end": end, "decay": decay, **stood}
 
 
 def _samples(folder: pathlib.Path) -> dict[str, list[dict]]:

@@ -26,9 +26,8 @@ WORDS = ("of 60 steps, 5M tokens", "$1.25", "75.0%", "&lt;1b&gt;", "Once &lt;b&g
 def test_a_whole_summary_makes_every_section_and_needs_no_script_and_no_request(tmp_path):
     text = written(tmp_path)
     assert titles(text) == [
-        "All stages", "Loss", "Where the time went", "Bill", "Three futures", "Benchmarks", "Beside published models",
-        "Junk", "Samples", "Optimizer and speed", "Spikes and rollbacks",
-        "Starts",
+        "All stages", "Loss", "Where the time went", "Bill", "Three futures", "As if decayed now", "Benchmarks",
+        "Beside published models", "Junk", "Samples", "Optimizer and speed", "Spikes and rollbacks", "Starts",
     ]  # fmt: skip
     assert not [words for words in WORDS if words not in text]
     # Reward, loss four times, rate, norm and speed, the time, a task twice.
@@ -106,3 +105,25 @@ def test_the_page_begins_with_how_the_run_stands_what_is_next_the_figures_and_a_
 def test_one_source_has_no_curve_beside_the_held_out_loss(tmp_path, sources, drawn):
     held_out = {name: SUMMARY["held_out"][name] for name in ("", *sources)}
     assert ("Held-out loss by source" in written(tmp_path, held_out=held_out)) == drawn
+
+
+def section(text: str, title: str) -> str:
+    """What is in a section, without tags."""
+    (found,) = re.findall(rf"<h2>{title}</h2>(.*?)</section>", text, re.DOTALL)
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", found))
+
+
+def test_the_average_stands_beside_the_forecast_and_a_real_decay(tmp_path):
+    text = written(tmp_path)
+    chart = text[text.index("Loss by step") : text.index("Training loss by tokens")]
+    assert chart.index("held out") < chart.index("as if decayed now")
+    said = section(text, "As if decayed now")
+    assert "a held-out loss of 2.9000 at step 40, 0.1 below the weights&#x27; own." in said
+    assert "&lt;1b&gt;-decay-20 40 3.0000 2.9000 40 2.8750 0.025 80%" in said
+    rows = [{"name": name, "step": 60, "loss": x, "low": x, "high": x, "hours": 1, "usd": 0, "usd_per_centinat": None}
+            for name, x in (("on to the plan", 2.3), ("decay now", 2.75), ("stop", 3.0))]  # fmt: skip
+    said = section(written(tmp_path, futures={"advice": "go on", "rows": rows}), "As if decayed now")
+    assert "by the forecast a decay now takes 0.25 off the training loss." in said
+    own = [SUMMARY["decays"][0] | {"step": 20}]  # its own decay: not at equal tokens
+    assert "80%" not in section(written(tmp_path, decays=own), "As if decayed now")
+    assert "As if decayed now" not in written(tmp_path, average=[])

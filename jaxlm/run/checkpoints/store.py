@@ -1,6 +1,7 @@
 """The checkpoints of one run: saves, verifies, rotates and restores them. A disk that fails never ends the training."""
 
 import contextlib
+import dataclasses
 import functools
 import os
 import pathlib
@@ -90,7 +91,9 @@ class Checkpointer:
         if self._prepared or self._read_only or self._config is None or jax.process_index():
             return
         self._prepared = True
-        size = float(sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(meta.to_items(state))))
+        average = state.params if self._config.average else {}  # not begun yet
+        leaves = jax.tree.leaves(meta.to_items(dataclasses.replace(state, average=average)))
+        size = float(sum(x.size * x.dtype.itemsize for x in leaves))
         if warning := keep.lacking(self.directory, len(self._steps), size, self._config, len(self._pinned), steps):
             say(warning)
         self._beside(lambda: self.reserve.make(size))
@@ -329,7 +332,13 @@ class Checkpointer:
         return restore.read_meta(self.directory / str(step))
 
     def restore(self, step: int, abstract: TrainState, shardings: TrainState) -> TrainState:
-        """Returns the state of checkpoint `step`, sharded by `shardings`; any mesh may have saved it. See `restore.restore`."""
+        """Returns the state of checkpoint `step`, sharded by `shardings`; any mesh may have saved it. See `restore.restore`.
+
+        Its `average` is the checkpoint's, sharded as the parameters, whether or not the run still keeps one.
+        """
+        names = together(lambda: self.meta(step)["digests"], errors=_DAMAGE)
+        if any(name.startswith(meta.AVERAGE) for name in names):  # Orbax refuses any other tree
+            abstract, shardings = (dataclasses.replace(x, average=x.params) for x in (abstract, shardings))
         wanted = meta.to_items(restore.with_shardings(abstract, shardings))
         with working(f"restoring checkpoint {step}"):
             return meta.from_items(restore.restore(self.directory / str(step), wanted), like=abstract)
