@@ -6,6 +6,7 @@ run         name, model, params, data (its folder), step, steps, tokens, tokens_
 curves      columns of metrics.jsonl, NAME -> values, of the same length
 held_out    SOURCE -> [[step, loss], ...]; "" is the mean of all sources
 figures     WORDS -> [[step, value], ...]: the figure that the run optimises if that is no loss, such as a reward
+bends       rows: step, change in nats, over (steps), why (words), explained (by the rate, in nats, or null)
 activities  NAME -> seconds, of run.clock
 phases      rows of the bill, as train.phases writes them
 futures     rows and advice (`plan.forecast.summary`)
@@ -37,6 +38,7 @@ def write(path: pathlib.Path, summary: dict[str, typing.Any]) -> None:
     parts = [
         ("All stages", took),
         ("All commands", commands),
+        ("Why the curve bent", _bends),
         ("Loss", lambda summary: chart.grid(_curves(summary)[1:])),
         ("Where the time went", _activities),
         ("Bill", _bill),
@@ -116,9 +118,10 @@ def _curves(summary: dict) -> list[Markup]:
     about = [Curve(words, points) for words, points in (summary.get("figures") or {}).items() if points]
     mean, nats = [Curve("held out", held_out.get("", ()))], {"unit": "nats a token", "shown": _nats}
     both = [Curve("training", columns(summary, "step", "loss")), *mean]
+    bent = [row["step"] for row in summary.get("bends") or ()]
     charts = [
         chart.lines(about, "What it is trained for", **_BY_STEP, shown=_nats),
-        chart.lines(both, "Loss by step", **_BY_STEP, **nats, marks=_resumes(summary)),
+        chart.lines(both, "Loss by step", **_BY_STEP, **nats, marks=_resumes(summary), numbered=bent),
         chart.lines([Curve("", columns(summary, "tokens", "loss"))], "Training loss by tokens", along="tokens", **nats),
     ]
     for by_usd in _paid(summary, Curve("", columns(summary, "cost_usd", "loss"))):
@@ -132,6 +135,14 @@ def _curves(summary: dict) -> list[Markup]:
 
 def _nats(value: float) -> str:
     return f"{value:.4g}"
+
+
+def _bends(summary: dict) -> Markup:
+    rows = []
+    for number, row in enumerate(summary.get("bends") or (), start=1):
+        takes = f"{row['change']:+.3f} {'over ' + count(row['over']) + ' steps' if row['over'] else 'at once'}"
+        rows.append((count(number), count(row["step"]), takes, cell(row["why"], kind="text")))
+    return table(("bend", "from step", "nats", "what came there"), rows, "Bends") if rows else Markup("")
 
 
 def _activities(summary: dict) -> Markup:
