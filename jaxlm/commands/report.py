@@ -33,8 +33,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if took:
         print(table(run_page.command_cells(took), right=(1, 2)))
     for row in summary["bends"]:
-        takes = f"within {row['over']:,} steps" if row["over"] else "at once"
-        say(f"the curve bends at step {row['step']:,}, {row['change']:+.3f} nats {takes}: {row['why']}")
+        say(f"the curve bends at step {row['step']:,}, by {row['change']:+.3f} nats: {row['why']}")
     say(f"open {folder / markup.NAME}")
     return 0
 

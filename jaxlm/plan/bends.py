@@ -17,66 +17,71 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from jaxlm.config import ConfigError
 from jaxlm.plan import forecast
 from jaxlm.run import lineage
 
 LEVEL = {True: 0.04, False: 0.01}  # shares of curves without a bend on which one counts: at an event; elsewhere
 WIDTHS = (0.0, 0.05, 0.2, 1.0)  # of a ramp, as shares of the run; 0: a step
-MOST, SMALLEST = 6, forecast.CENTINAT  # bends; nats
+MOST, SMALLEST, _AS_GOOD = 6, forecast.CENTINAT, 4.0  # bends; nats; squared standard errors that an event may lack
 _SKIPPED, _APART = 0.05, 0.04  # shares of the run: its steep beginning; the least distance of two bends
 _MEANS, _FEWEST, _EDGE = 128, 20, 5  # means at most; losses at least, in all and on each side of a bend
-_AS_GOOD = 4.0  # by how much an event's squared standard errors may be below those of the best place
 # Variances, as multiples of the noise's: of the spline; of lasting noise, with its length as a share of the run.
 _SMOOTH, _LASTING = 10.0 ** np.arange(-1, 11, 1.5), [(0.0, 1.0), *itertools.product((0.3, 3.0), (0.02, 0.1))]
-_POWERS = (0.01, 0.5, 1.0)
-_DRAWS, _OUTLIER = 2000, 5.0  # a loss is cut off that many robust deviations from the median of five
+_POWERS, _DRAWS = (0.01, 0.5, 1.0), 2000  # of the steps, in which the spline is as smooth everywhere; 0.01: logarithms
 _TURNS = {(1, 0): "the warm-up ended", (1, -1): "the warm-up ended", (0, -1): "the decay of the rate began"}
-Event = tuple[int, str]  # the first step that it may have changed, in words
 
 
-def find(steps: np.ndarray, losses: np.ndarray, events: Sequence[Event]) -> list[dict[str, typing.Any]]:
-    """Returns the bends of a curve, rows of step, change (nats), over (steps; 0: at once), events (in words), by step."""
-    use = np.isfinite(losses) & (steps >= _SKIPPED * np.max(steps, initial=0))
-    s, y = steps[use].astype(float), losses[use]
+def find(steps: np.ndarray, losses: np.ndarray, events: Sequence[tuple[int, str]]) -> list[dict[str, typing.Any]]:
+    """Returns the bends of a curve, rows of step, change (nats), over (steps; 0: at once), events (in words), by step.
+
+    `events`: (the first step that each may have changed, words).
+    """
+    s, y = (column[steps >= _SKIPPED * np.max(steps, initial=0)].astype(float) for column in (steps, losses))
     if len(s) < _FEWEST:
         return []
+    # A loss is cut off five robust deviations from the median of five.
     middle = np.median(np.lib.stride_tricks.sliding_window_view(np.pad(y, 2, mode="reflect"), 5), 1)
-    y = middle + np.clip(y - middle, *(np.array([-1, 1]) * _OUTLIER * 1.4826 * np.median(np.abs(y - middle))))
+    y = middle + np.clip(y - middle, *(np.array([-7.4, 7.4]) * np.median(np.abs(y - middle))))
     # An event may show one logged step later: a rate changes the loss of the next step, and it may turn between two.
     shows = [(step, s[min(np.searchsorted(s, step, "right"), len(s) - 1)]) for step, _ in events]
     own, parts = sorted(set(itertools.chain(*shows))), np.array_split(np.arange(len(s)), min(len(s), _MEANS))
-    at_C = np.repeat(own + [s[part[0]] for part in parts], len(WIDTHS))
-    over_C, own_C = np.resize(WIDTHS, at_C.size) * s[-1], np.arange(at_C.size) < len(own) * len(WIDTHS)
-    shapes = np.clip((s[:, None] - at_C + 1) / np.maximum(over_C, 1), 0, 1)
-    open_C = (shapes[-1] >= 0.25) & (np.minimum(before := np.searchsorted(s, at_C), len(s) - before) >= _EDGE)
-    open_C &= own_C | (over_C <= WIDTHS[1] * s[-1])  # a slow turn without an event is the curve's own
-    shapes /= shapes[-1].clip(0.25)  # so that a change is the one up to the last step
-    y_N, s_N, *shapes = np.stack([np.column_stack([y, s, shapes])[part].mean(0) for part in parts], 1)
-    shapes_NxC, free_NxP, bends = np.stack(shapes, 1), np.empty((len(parts), 0)), []
+    at_C, own_C = np.array([*own, *(s[part[0]] for part in parts)]), np.arange(len(own) + len(parts)) < len(own)
+    over_CxW = (
+        np.where(own_C[:, None], WIDTHS, WIDTHS[:2] * 2) * s[-1]
+    )  # a slow turn without an event is the curve's own
+    shapes = np.clip((s[:, None, None] - at_C[:, None] + 1) / np.maximum(over_CxW, 1), 0, 1)
+    shapes *= np.minimum(before := np.searchsorted(s, at_C), len(s) - before)[:, None] >= _EDGE
+    shapes /= np.where(shapes[-1] < 0.25, np.inf, shapes[-1])  # so that a change is the one up to the last step
+    y_N, s_N, shapes_NxCxW = (np.stack([column[part].mean(0) for part in parts]) for column in (y, s, shapes))
+    normal, free_NxP, bends = np.random.default_rng(0).standard_normal((_DRAWS, len(y_N))), np.empty((len(y_N), 0)), []
     while len(bends) < MOST:
-        rest_N, rest_NxC = _whiten(y_N, s_N, free_NxP, shapes_NxC)
-        lengths_C = np.linalg.norm(rest_NxC, axis=0)  # 1 / standard error in nats
-        unit_NxC = np.where(open_C & (lengths_C > 1), rest_NxC / np.maximum(lengths_C, 1), 0)
-        change_C = rest_N @ unit_NxC / np.maximum(lengths_C, 1)
-        errors_C = np.abs(change_C) * lengths_C * (np.abs(change_C) > SMALLEST)
-        drawn = np.abs(np.random.default_rng(0).standard_normal((_DRAWS, len(s_N))) @ unit_NxC)
-        least, least_own = (np.quantile(drawn[:, own_C == k].max(1, initial=1), 1 - LEVEL[k]) for k in (False, True))
+        rest_N, rest_CxNxW = _whiten(y_N, s_N, free_NxP, shapes_NxCxW)
+        base_CxNxW, upper = np.linalg.qr(rest_CxNxW)
+        base_CxNxW *= np.abs(np.diagonal(upper, 0, 1, 2))[:, None] > 1  # known to a nat
+        lengths_CxW = np.maximum(np.linalg.norm(rest_CxNxW, axis=1), 1)  # 1 / standard error in nats
+        change_CxW = rest_N @ rest_CxNxW / lengths_CxW**2
+        best_C = np.abs(change_CxW * lengths_CxW).argmax(1)
+        change_C, over_C = (np.take_along_axis(x, best_C[:, None], 1)[:, 0] for x in (change_CxW, over_CxW))
+        errors_C = ((rest_N @ base_CxNxW) ** 2).sum(-1) * (np.abs(change_C) > SMALLEST)
+        drawn = ((normal @ base_CxNxW) ** 2).sum(-1)
+        least, least_own = (np.quantile(drawn[own_C == k].max(0, initial=1), 1 - LEVEL[k]) for k in (False, True))
         if not np.any(errors_C > np.where(own_C, least_own, least)):
             break
-        named_C = own_C & (errors_C**2 > (errors_C**2).max() - _AS_GOOD)
-        best = np.argmax(errors_C * (named_C if named_C.any() else 1))
+        # An event is beforehand as likely as all other places together, and what is nearly as likely is named with it.
+        likely_C = errors_C + own_C * 2 * np.log(len(parts))
+        best = likely_C.argmax()
+        named_C = own_C & (likely_C > likely_C[best] - _AS_GOOD)
         here = [event for event, places in zip(events, shows, strict=True) if np.isin(places, at_C[named_C]).any()]
         step, over = min([int(at_C[best]), *(step for step, _ in here)]), int(min(over_C[best], s[-1] - at_C[best]))
         words = [*dict.fromkeys(words for _, words in here)]
         bends.append({"step": step, "change": float(change_C[best]), "over": over, "events": words})
-        same = np.unique(shapes_NxC[:, (at_C == at_C[best]) & (own_C == own_C[best])], axis=1)
-        free_NxP, apart = np.column_stack([free_NxP, same]), _APART * s[-1]
-        open_C &= (at_C < step - apart) | (at_C > step + apart + np.where(own_C, 0, over))
+        same, apart = np.unique(shapes_NxCxW[:, best], axis=1), _APART * s[-1]
+        free_NxP = np.column_stack([free_NxP, same[:, same.any(0)]])
+        shapes_NxCxW *= ((at_C < step - apart) | (at_C > step + apart + np.where(own_C, 0, over)))[:, None]
     return sorted(bends, key=lambda bend: bend["step"])
 
 
-def _whiten(y_N: np.ndarray, s_N: np.ndarray, free_NxP: np.ndarray, shapes_NxC: np.ndarray) -> tuple[np.ndarray, ...]:
+def _whiten(y_N: np.ndarray, s_N: np.ndarray, free_NxP: np.ndarray, shapes_NxCxW: np.ndarray) -> tuple[np.ndarray, ...]:
     """Returns losses and shapes without what `free` explains, in units in which the likeliest noise is white and of size 1."""
     best, lag = (-np.inf, None, None), np.abs(s_N[:, None] - s_N) / s_N[-1]
     for power in _POWERS:
@@ -92,45 +97,47 @@ def _whiten(y_N: np.ndarray, s_N: np.ndarray, free_NxP: np.ndarray, shapes_NxC: 
             likely = (along.shape[1] - len(x)) * np.log(noise) - np.log(np.diag(root)).sum() - 2 * (lasting > 0)
             likely += np.log(np.abs(sizes_P / np.diag(upper))).sum()
             best = max(best, (likely, noise * root, along), key=lambda fit: fit[0])
-    whites = (np.linalg.solve(best[1], columns) for columns in (y_N, shapes_NxC))
-    return tuple(white - best[2] @ (best[2].T @ white) for white in whites)
+    rest = np.linalg.solve(best[1], np.column_stack([y_N, shapes_NxCxW.reshape(len(x), -1)]))
+    rest -= best[2] @ (best[2].T @ rest)
+    return rest[:, 0], np.moveaxis(rest[:, 1:].reshape(shapes_NxCxW.shape), 0, 1)
 
 
-def of_run(folder: pathlib.Path, summary: Mapping, final: Sequence[Event]) -> list[dict[str, typing.Any]]:
+def of_run(folder: pathlib.Path, summary: Mapping, final: Sequence[tuple[int, str]]) -> list[dict[str, typing.Any]]:
     """Returns the bends of a run: rows of `find`, with `explained`, the part of the change by the rate, and `why` in words.
 
     `summary`: as `outlook.gather` returns it. `final`: the event that the final mixture began, if it did.
     """
-    config, curves = lineage.config_of(folder), summary["curves"]
-    points = np.array([curves["step"], curves["loss"], curves["lr"]], float).T
+    config, names = lineage.config_of(folder), ("step", "loss", "lr")
+    points = np.array([summary["curves"][name] for name in names], float).T
     if summary["figures"] or not points.size:  # it is trained for something else than the loss
         return []
-    events = [(row["step"] + 1, "; ".join(row["changed"]) or "nothing changed") for row in summary["starts"][1:]]
-    events = [*final, *((step, f"a restart: {changed}") for step, changed in events)]
-    events += [(row["last_step"] + 1, f"phase {row['phase']} was over") for row in summary["phases"]]
-    events += [
-        (row["steps"][0], "a rollback, past batches {} to {}".format(*row["batches"])) for row in summary["rollbacks"]
+    events = [
+        (r["step"] + 1, f"a restart: {'; '.join(r['changed']) or 'nothing changed'}") for r in summary["starts"][1:]
     ]
-    events += [(row["step"], f"a spike at batch {row['batch']}") for row in summary["spikes"]]
+    events += [(r["last_step"] + 1, f"phase {r['phase']} was over") for r in summary["phases"]]
+    events += [(r["steps"][0], "a rollback, past batches {} to {}".format(*r["batches"])) for r in summary["rollbacks"]]
+    events += [(r["step"], f"a spike at batch {r['batch']}") for r in summary["spikes"]]
     for trunk, _ in lineage.origins(folder)[-1:] * bool(config and config.origin_state):
         rows = [(r["step"], r.get("train/loss"), r.get("train/lr")) for r in lineage.records(trunk)]
         events.append((int(points[0, 0]), f"the branch of {trunk.name} began"))
         points = np.array([*(row for row in rows if row[0] < points[0, 0]), *points], float)
-    bends = find(*points.T[:2], [*_turns(*points.T[::2]), *events])
+    columns = points[np.isfinite(points).all(1)].T
+    bends = find(*columns[:2], [*_turns(*columns[::2]), *final, *events])
     for bend in bends:
-        bend["explained"] = explained = _explained(bend, *points.T)
+        bend["explained"] = explained = _explained(bend, *columns)
         why = bend["events"] or ["no event of the run is there", *_seeds(folder, summary["run"], bend["change"])]
         why += [f"the forecast's law expects {explained:+.3f} of the rate"] if abs(explained or 0) > SMALLEST else []
         bend["why"] = "; ".join(why)
     return bends
 
 
-def _turns(steps: np.ndarray, rates: np.ndarray) -> Iterator[Event]:
+def _turns(s: np.ndarray, r: np.ndarray) -> Iterator[tuple[int, str]]:
     """Yields where the logged learning rate jumps, by a twentieth of its peak, or its slope changes by half a peak a run."""
-    s, r = steps[np.isfinite(rates)], rates[np.isfinite(rates)]
-    slopes = np.diff(r) / np.diff(s) * steps[-1] / max(r.max(initial=0), 1e-30)
+    slopes = np.diff(r) / np.diff(s) * s.max(initial=0) / max(r.max(initial=0), 1e-30)
     steep, turned = np.abs(np.pad(slopes, 1)), False
-    jumps = (np.abs(slopes) * np.diff(s) > 0.05 * steps[-1]) & (steep[1:-1] > 5 * np.maximum(steep[:-2], steep[2:]))
+    jumps = (np.abs(slopes) * np.diff(s) > 0.05 * s.max(initial=0)) & (
+        steep[1:-1] > 5 * np.maximum(steep[:-2], steep[2:])
+    )
     for i in range(1, len(slopes)):
         before, turned = turned, not jumps[i - 1] and abs(slopes[i] - slopes[i - 1]) > 0.5
         if jumps[i]:
@@ -143,12 +150,10 @@ def _turns(steps: np.ndarray, rates: np.ndarray) -> Iterator[Event]:
 
 def _explained(bend: Mapping, steps: np.ndarray, losses: np.ndarray, rates: np.ndarray) -> float | None:
     """Returns how the law, fitted before the bend, changes the loss by the rates after it, in nats; None if it is too early."""
-    before, known = int(steps[np.searchsorted(steps, bend["step"]) - 1]), np.isfinite(rates)
+    before = int(steps[np.searchsorted(steps, bend["step"]) - 1])
     after = min(bend["step"] + max(bend["over"], round(WIDTHS[1] * steps[-1])), int(steps[-1]))
     with contextlib.suppress(ValueError, ArithmeticError):
-        fitted = forecast.fit(
-            steps, losses, lambda s: np.interp(s, [0, *steps[known]], [0, *rates[known]]), before, before
-        )
+        fitted = forecast.fit(steps, losses, lambda s: np.interp(s, [0, *steps], [0, *rates]), before, before)
         if isinstance(fitted, forecast.Forecast):
             held = fitted.gain(after, lambda s: fitted.rate(np.full(len(s), before)))
             return float(held[0] - fitted.gain(after)[0])
@@ -160,9 +165,8 @@ def _seeds(folder: pathlib.Path, run: Mapping, change: float) -> Iterator[str]:
     from jaxlm.plan.sweep import sweep  # here, because its import takes a sixth of a start
 
     for place in (folder.resolve().parents[1], *sorted(folder.glob(f"{sweep.FOLDER}/*"))):
-        with contextlib.suppress(ConfigError, TypeError, KeyError):  # no sweep, a damaged one, one without a result
+        with contextlib.suppress(ValueError, TypeError, KeyError):  # no sweep, a damaged one, one without a result
             found = sweep.read(place)
             scatter = float(np.median(found["result"]["scatters"]))
             if (found["shape"]["parameters"], found["shape"]["steps"]) == (run["params"], run["steps"]):
-                inside = "within" if abs(change) <= 2 * scatter else "beyond"
-                yield f"{inside} the noise of seeds, {scatter:.3f} in sweep {place.name}"
+                yield f"{'within' if abs(change) <= 2 * scatter else 'beyond'} the noise of seeds, {scatter:.3f} ({place.name})"

@@ -68,8 +68,8 @@ def lines(
     legend = _legend([curve.name for curve in thinned], drawable)
     title = [tag("b", label), *(legend if len(thinned) > 1 else [])]
     title += [tag("span", unit, class_="dim unit")] if unit else []
-    tops = [tag("div", *above, class_="xs tops")] * bool(above)
-    plot = tag("div", tag("div", *beside, class_="ys"), svg, tag("div", *below, class_="xs"), *tops, class_="plot")
+    numbers = tag("div", *above, class_="xs tops")
+    plot = tag("div", tag("div", *beside, class_="ys"), svg, tag("div", *below, class_="xs"), numbers, class_="plot")
     under = tag("div", along, class_="along")
     return tag("figure", tag("figcaption", *title), plot, under, class_="chart", role="img", aria_label=label)
 

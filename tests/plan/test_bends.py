@@ -27,7 +27,7 @@ def smooth(seed: int, noise: float = 0.02, lasting: float = 0.0) -> np.ndarray:
     return 2.8 + 4.1 * (1 + STEPS / 12) ** -0.9 + noise * rng.standard_normal(len(STEPS)) + lasting * slow
 
 
-def found(losses: np.ndarray, *events: bends.Event) -> list[tuple[int, list[str]]]:
+def found(losses: np.ndarray, *events: tuple[int, str]) -> list[tuple[int, list[str]]]:
     return [(bend["step"], bend["events"]) for bend in bends.find(STEPS, losses, events)]
 
 
@@ -66,9 +66,9 @@ def test_two_bends_have_two_causes():
     assert found(smooth(1) + both, (50, "up"), (90, "down")) == [(50, ["up"]), (90, ["down"])]
 
 
-def test_one_loss_that_is_far_off_or_missing_is_no_bend():
+def test_one_loss_that_is_far_off_is_no_bend():
     losses = smooth(1)
-    losses[60], losses[80] = 9.0, np.nan
+    losses[60] = 9.0
     assert found(losses, (61, "a")) == []
 
 
@@ -92,12 +92,16 @@ def test_turns_of_the_rate(kind, every, named):
     assert list(bends._turns(steps, schedule(kind, 200, 20)(steps))) == named
 
 
-def test_jumps_of_the_rate_and_rates_that_are_not_known():
-    rates = np.where(STEPS < 60, 1e-2, 1e-3)
-    assert list(bends._turns(STEPS, rates)) == [(60, "the rate went from 0.01 to 0.001")]
-    rates = np.where(STEPS % 2, rates, np.nan)
-    assert list(bends._turns(STEPS, rates)) == [(61, "the rate went from 0.01 to 0.001")]
-    assert list(bends._turns(STEPS, np.full(len(STEPS), np.nan))) == []
+def test_jumps_of_the_rate():
+    assert list(bends._turns(STEPS, np.where(STEPS < 60, 1e-2, 1e-3))) == [(60, "the rate went from 0.01 to 0.001")]
+    assert list(bends._turns(STEPS[:0], STEPS[:0])) == []
+
+
+def test_records_without_a_loss_or_a_rate_are_left_out(tmp_path):
+    losses = smooth(1) + 0.3 * (STEPS >= 70)
+    losses[[3, 80]] = np.nan
+    a_run(tmp_path / "run", losses, np.where(STEPS == 50, np.nan, 1e-2), {"starts": [BEGAN, BEGAN | {"step": 69}]})
+    assert why(tmp_path / "run") == [(70, "a restart: nothing changed")]
 
 
 def test_the_law_explains_the_change_that_it_made():
@@ -203,7 +207,7 @@ def test_a_sweep_says_whether_a_bend_is_within_the_noise_of_seeds(tmp_path):
         ((_, words),) = why(run)
         return words
 
-    assert says(0.2) == "no event of the run is there; within the noise of seeds, 0.200 in sweep sweep"
-    assert says(0.05) == "no event of the run is there; beyond the noise of seeds, 0.050 in sweep sweep"
+    assert says(0.2) == "no event of the run is there; within the noise of seeds, 0.200 (sweep)"
+    assert says(0.05) == "no event of the run is there; beyond the noise of seeds, 0.050 (sweep)"
     made["shape"]["steps"] = 7
     assert list(bends._seeds(run, {"parameters": 1, "steps": 120}, 0.1)) == []
