@@ -30,6 +30,8 @@ SUMMARY = {
     },
     "figures": {"held-out reward": [(20, 0.2), (40, 0.6)], "reward": [(1, 0.1), (20, 0.3), (40, 0.7)]},
     "held_out": {"": [(20, 4.0), (40, 3.0)], "prose": [(20, 4.1), (40, 3.1)], "code": [(20, 3.9), (40, 2.9)]},
+    "bends": [{"step": 20, "change": -0.25, "over": 0, "why": "the rate went <down>", "explained": -0.2, "events": []},
+              {"step": 30, "change": 0.5, "over": 8, "why": "a restart", "explained": None, "events": []}],
     "activities": {"step": 75.0, "compile": 25.0, "hung": 0.0},
     "phases": [{"phase": "wake", "last_step": 20, "tokens": 2e6, "loss_begin": 9.0, "loss_end": 4.0, "hours": 0.01, "usd": 0.5,
                 "usd_per_point": 0.1}],

@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from jaxlm.plan import forecast
-from jaxlm.run import lineage
 
 LEVEL = {True: 0.04, False: 0.01}  # shares of curves without a bend on which one counts: at an event; elsewhere
 WIDTHS = (0.0, 0.05, 0.2, 1.0)  # of a ramp, as shares of the run; 0: a step
@@ -46,9 +45,8 @@ def find(steps: np.ndarray, losses: np.ndarray, events: Sequence[tuple[int, str]
     shows = [(step, s[min(np.searchsorted(s, step, "right"), len(s) - 1)]) for step, _ in events]
     own, parts = sorted(set(itertools.chain(*shows))), np.array_split(np.arange(len(s)), min(len(s), _MEANS))
     at_C, own_C = np.array([*own, *(s[part[0]] for part in parts)]), np.arange(len(own) + len(parts)) < len(own)
-    over_CxW = (
-        np.where(own_C[:, None], WIDTHS, WIDTHS[:2] * 2) * s[-1]
-    )  # a slow turn without an event is the curve's own
+    # A slow turn without an event is the curve's own.
+    over_CxW = np.where(own_C[:, None], WIDTHS, WIDTHS[:2] * 2) * s[-1]
     shapes = np.clip((s[:, None, None] - at_C[:, None] + 1) / np.maximum(over_CxW, 1), 0, 1)
     shapes *= np.minimum(before := np.searchsorted(s, at_C), len(s) - before)[:, None] >= _EDGE
     shapes /= np.where(shapes[-1] < 0.25, np.inf, shapes[-1])  # so that a change is the one up to the last step
@@ -73,8 +71,8 @@ def find(steps: np.ndarray, losses: np.ndarray, events: Sequence[tuple[int, str]
         named_C = own_C & (likely_C > likely_C[best] - _AS_GOOD)
         here = [event for event, places in zip(events, shows, strict=True) if np.isin(places, at_C[named_C]).any()]
         step, over = min([int(at_C[best]), *(step for step, _ in here)]), int(min(over_C[best], s[-1] - at_C[best]))
-        words = [*dict.fromkeys(words for _, words in here)]
-        bends.append({"step": step, "change": float(change_C[best]), "over": over, "events": words})
+        why = [*dict.fromkeys(words for _, words in here)]
+        bends.append({"step": step, "change": float(change_C[best]), "over": over, "events": why})
         same, apart = np.unique(shapes_NxCxW[:, best], axis=1), _APART * s[-1]
         free_NxP = np.column_stack([free_NxP, same[:, same.any(0)]])
         shapes_NxCxW *= ((at_C < step - apart) | (at_C > step + apart + np.where(own_C, 0, over)))[:, None]
@@ -107,8 +105,7 @@ def of_run(folder: pathlib.Path, summary: Mapping, final: Sequence[tuple[int, st
 
     `summary`: as `outlook.gather` returns it. `final`: the event that the final mixture began, if it did.
     """
-    config, names = lineage.config_of(folder), ("step", "loss", "lr")
-    points = np.array([summary["curves"][name] for name in names], float).T
+    points = np.array([summary["curves"][name] for name in ("step", "loss", "lr")], float).T
     if summary["figures"] or not points.size:  # it is trained for something else than the loss
         return []
     events = [
@@ -117,15 +114,11 @@ def of_run(folder: pathlib.Path, summary: Mapping, final: Sequence[tuple[int, st
     events += [(r["last_step"] + 1, f"phase {r['phase']} was over") for r in summary["phases"]]
     events += [(r["steps"][0], "a rollback, past batches {} to {}".format(*r["batches"])) for r in summary["rollbacks"]]
     events += [(r["step"], f"a spike at batch {r['batch']}") for r in summary["spikes"]]
-    for trunk, _ in lineage.origins(folder)[-1:] * bool(config and config.origin_state):
-        rows = [(r["step"], r.get("train/loss"), r.get("train/lr")) for r in lineage.records(trunk)]
-        events.append((int(points[0, 0]), f"the branch of {trunk.name} began"))
-        points = np.array([*(row for row in rows if row[0] < points[0, 0]), *points], float)
     columns = points[np.isfinite(points).all(1)].T
     bends = find(*columns[:2], [*_turns(*columns[::2]), *final, *events])
     for bend in bends:
         bend["explained"] = explained = _explained(bend, *columns)
-        why = bend["events"] or ["no event of the run is there", *_seeds(folder, summary["run"], bend["change"])]
+        why = list(bend["events"]) or ["no event of the run is there", *_seeds(folder, summary["run"], bend["change"])]
         why += [f"the forecast's law expects {explained:+.3f} of the rate"] if abs(explained or 0) > SMALLEST else []
         bend["why"] = "; ".join(why)
     return bends
@@ -157,7 +150,6 @@ def _explained(bend: Mapping, steps: np.ndarray, losses: np.ndarray, rates: np.n
         if isinstance(fitted, forecast.Forecast):
             held = fitted.gain(after, lambda s: fitted.rate(np.full(len(s), before)))
             return float(held[0] - fitted.gain(after)[0])
-    return None
 
 
 def _seeds(folder: pathlib.Path, run: Mapping, change: float) -> Iterator[str]:

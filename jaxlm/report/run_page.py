@@ -61,10 +61,8 @@ def write(path: pathlib.Path, summary: dict[str, typing.Any]) -> None:
 
 def _about(path: pathlib.Path, run: dict) -> Markup:
     data = pathlib.Path(run["data"]) / markup.NAME if run.get("data") else None
-    parts = [tag("p", run["model"], class_="dim")]
-    if data and data.is_file():
-        parts.append(tag("p", "Trained on ", markup.link("this data", data, path), "."))
-    return join(parts)
+    link = data and data.is_file() and tag("p", "Trained on ", markup.link("this data", data, path), ".")
+    return join([tag("p", run["model"], class_="dim"), link or ""])
 
 
 def _now(summary: dict) -> Markup:
@@ -226,9 +224,7 @@ def _degeneration(line: dict) -> str:
 
 
 def _temperature(value: float | None) -> str:
-    if value is None:
-        return ""
-    return f", temperature {value:g}" if value else ", greedy"
+    return "" if value is None else f", temperature {value:g}" if value else ", greedy"
 
 
 def _speed(summary: dict) -> Markup:
@@ -249,21 +245,15 @@ def _speed(summary: dict) -> Markup:
 def _spikes(summary: dict) -> Markup:
     parts, spikes, backs = [], summary.get("spikes") or (), summary.get("rollbacks") or ()
     if spikes:
-        rows = [
-            (
-                *(count(row["step"]), count(row["batch"]), _nats(row["loss"])),
-                "" if row["score"] is None else f"{row['score']:.1f}",
-                cell(", ".join(row["documents"]), kind="text"),
-            )
-            for row in spikes
-        ]
+        rows = []
+        for row in spikes:
+            score = "" if row["score"] is None else f"{row['score']:.1f}"
+            figures = (count(row["step"]), count(row["batch"]), _nats(row["loss"]), score)
+            rows.append((*figures, cell(", ".join(row["documents"]), kind="text")))
         parts.append(table(("step", "batch", "loss", "score", "documents"), rows, "Spikes"))
     if backs:
-        words = [(f"{a} to {b}" for a, b in (row["steps"], row["batches"])) for row in backs]
-        rows = [
-            (steps, count(row["to"]), batches, cell(row["why"], kind="text"))
-            for row, (steps, batches) in zip(backs, words, strict=True)
-        ]
+        cells = [("{} to {}".format(*r["steps"]), count(r["to"]), "{} to {}".format(*r["batches"])) for r in backs]
+        rows = [(*cells[i], cell(row["why"], kind="text")) for i, row in enumerate(backs)]
         parts.append(table(("steps", "back to", "skipped batches", "why"), rows, "Rollbacks"))
     return join(parts)
 

@@ -130,7 +130,7 @@ def test_bends_of_public_curves(path):
         assert name.startswith("the rate went from 0.0003" if "wsdcon" in path.name else "the decay of the rate began")
 
 
-def a_run(folder: pathlib.Path, losses: np.ndarray, rates: np.ndarray, book: dict, *keys: str, first: int = 1) -> None:
+def a_run(folder: pathlib.Path, losses: np.ndarray, rates: np.ndarray, book: dict, *keys: str) -> None:
     folder.mkdir(parents=True)
     c = config.resolve(config_files.load("quickstart", [f"workdir={folder}", "train.steps=120", *keys]))
     (folder / "config.json").write_text(config.to_json(c))
@@ -138,7 +138,6 @@ def a_run(folder: pathlib.Path, losses: np.ndarray, rates: np.ndarray, book: dic
     lines = [
         {"step": int(s), "train/loss": float(y), "train/lr": float(r), "time": 1.0, "wall_s": 1.0}
         for s, y, r in zip(STEPS, losses, rates, strict=True)
-        if s >= first
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
@@ -161,6 +160,8 @@ def test_a_restart_is_named_with_what_it_changed_beside_the_rate_and_the_law(tmp
     for part in ("the rate went from 0.01 to 0.001", "a restart: optim.lr was 0.01, is 0.001", "law expects "):
         assert part in words
     assert "nothing changed" not in words
+    summary = outlook.gather(tmp_path / "run")
+    assert [row["events"] for row in bends.of_run(tmp_path / "run", summary, [])] == [words.split("; ")[:2]]
 
 
 @pytest.mark.parametrize(
@@ -184,14 +185,6 @@ def test_the_final_mixture_is_named_with_its_weights(tmp_path):
     keys = ["data.final.share=0.25", "data.final.weights.math=90", "optim.warmup_steps=0"]
     a_run(tmp_path / "run", smooth(1) + 0.3 * (STEPS >= 91), np.full(120, 1e-2), {}, *keys)
     assert why(tmp_path / "run") == [(91, "the final mixture began: math 90")]
-
-
-def test_a_branch_goes_on_from_the_curve_of_its_trunk(tmp_path):
-    losses, rates = smooth(1), np.full(120, 1e-2)
-    a_run(tmp_path / "trunk", losses, rates, {})
-    keys = [f"origin={tmp_path / 'trunk'}", "origin_checkpoint=69", "origin_state=True"]
-    a_run(tmp_path / "branch", losses + 0.3, rates, {}, *keys, first=70)
-    assert why(tmp_path / "branch") == [(70, "the branch of trunk began")]
 
 
 def test_a_sweep_says_whether_a_bend_is_within_the_noise_of_seeds(tmp_path):
