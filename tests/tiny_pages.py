@@ -32,6 +32,8 @@ SUMMARY = {
     "held_out": {"": [(20, 4.0), (40, 3.0)], "prose": [(20, 4.1), (40, 3.1)], "code": [(20, 3.9), (40, 2.9)]},
     "average": [(20, 3.8), (40, 2.9)],
     "decays": [{"name": "<1b>-decay-20", "end": 40, "decay": 2.875, "step": 40, "weights": 3.0, "average": 2.9}],
+    "bends": [{"step": 20, "change": -0.25, "over": 0, "why": "the rate went <down>", "explained": -0.2, "events": []},
+              {"step": 30, "change": 0.5, "over": 8, "why": "a restart", "explained": None, "events": []}],
     "activities": {"step": 75.0, "compile": 25.0, "hung": 0.0},
     "phases": [{"phase": "wake", "last_step": 20, "tokens": 2e6, "loss_begin": 9.0, "loss_end": 4.0, "hours": 0.01, "usd": 0.5,
                 "usd_per_point": 0.1}],

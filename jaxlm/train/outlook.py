@@ -14,7 +14,7 @@ from jaxlm.config import Config, ConfigError, StopConfig, config_files
 from jaxlm.data.shards.mixture import Final, final_of, merge_windows
 from jaxlm.devices.processes import from_first
 from jaxlm.host.files import MANGLED, NUMBER, TEXT, is_number, is_step, json_lines, json_of, json_there, problem
-from jaxlm.plan import forecast
+from jaxlm.plan import bends, forecast
 from jaxlm.plan.flops import count_params
 from jaxlm.run import clock, differences, ledger, lineage, metrics
 from jaxlm.step import optim
@@ -37,11 +37,15 @@ class Outlook:
 
     def losses(self) -> tuple[list[int], list[float | None]]:
         """Returns the steps of the first mixture and their training losses, as logged by all starts."""
-        passed_over = merge_windows(ledger.read(self.folder)["passed_over"])
-        last = self.final.switch(passed_over) if self.final else self.steps
+        last = self._switch()
         records = metrics.records(self.folder / "metrics.jsonl")
         logged = [(r["step"], r["train/loss"]) for r in records if "train/loss" in r and r["step"] <= last]
         return [step for step, _ in logged], [loss for _, loss in logged]
+
+    def _switch(self) -> int:
+        """Returns the last step of the first mixture."""
+        passed_over = merge_windows(ledger.read(self.folder)["passed_over"])
+        return self.final.switch(passed_over) if self.final else self.steps
 
     def prices(self) -> tuple[float, float]:
         """Returns (seconds a step, dollars an hour). The seconds include all of the run's time: evaluations, saves, ..."""
@@ -62,8 +66,11 @@ class Outlook:
             return forecast.TooEarly(f"no forecast: {error}")
 
     def summary(self, stop: StopConfig) -> dict:
-        """Returns the report's summary of the run so far: `gather`'s, and the futures if the run is between its ends."""
+        """Returns the report's summary of the run so far: `gather`'s, bends, and the futures if the run is between its ends."""
         gathered = gather(self.folder)
+        weights = ", ".join(f"{name} {weight:g}" for name, weight in (self.final.mixture if self.final else {}).items())
+        final = [(self._switch() + 1, f"the final mixture began: {weights}")] * bool(weights)
+        gathered["bends"] = bends.of_run(self.folder, gathered, final)
         step = gathered["run"]["step"]
         if not 0 < step < self.steps:
             return gathered

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from tiny_pages import RUN, SUMMARY
+from tiny_pages import RUN, SUMMARY, rows
 
 from jaxlm.report import run_page
 
@@ -26,7 +26,7 @@ WORDS = ("of 60 steps, 5M tokens", "$1.25", "75.0%", "&lt;1b&gt;", "Once &lt;b&g
 def test_a_whole_summary_makes_every_section_and_needs_no_script_and_no_request(tmp_path):
     text = written(tmp_path)
     assert titles(text) == [
-        "All stages", "Loss", "Where the time went", "Bill", "Three futures", "As if decayed now", "Benchmarks",
+        "All stages", "Why the curve bent", "Loss", "Where the time went", "Bill", "Three futures", "As if decayed now", "Benchmarks",
         "Beside published models", "Junk", "Samples", "Optimizer and speed", "Spikes and rollbacks", "Starts",
     ]  # fmt: skip
     assert not [words for words in WORDS if words not in text]
@@ -39,6 +39,22 @@ def test_a_whole_summary_makes_every_section_and_needs_no_script_and_no_request(
     assert "<script" not in text
     assert not re.search(r'(src|href)="(?!#)', text)
     assert "default-src &#x27;none&#x27;" in text
+
+
+def test_bends_are_numbered_on_the_curve_of_the_loss_and_told_below(tmp_path):
+    text = written(tmp_path)
+    assert rows(text[text.index("Why the curve bent</h2>") :])[:3] == [
+        ["bend", "from step", "nats", "what came there"],
+        ["1", "20", "-0.250 at once", "the rate went &lt;down&gt;"],
+        ["2", "30", "+0.500 over 8 steps", "a restart"],
+    ]
+    (chart,) = re.findall(r'aria-label="Loss by step">.*?</figure>', text)
+    assert chart.count('class="bend"') == 2
+    assert re.findall(r'class="xs tops">(.*?)</div>', chart) == [
+        '<span style="left:48.72%">1</span><span style="left:74.36%">2</span>'
+    ]
+    without = written(tmp_path, bends=[])
+    assert ("Why the curve bent" in without, 'class="bend"' in without) == (False, False)
 
 
 def test_without_a_price_nothing_tells_of_dollars(tmp_path):
