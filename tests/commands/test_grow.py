@@ -137,7 +137,7 @@ def test_moments_of_another_form_are_refused(small, tmp_path, capsys):
     more = keys("model.d_ff=48 origin_state=True")
     for origin_, name, message in (
         (small, "muon", "holds an optimizer with name=adamw, now optim.name=muon"),
-        (small, "adafactor", "adafactor keeps sums over whole rows and columns"),
+        (small, "adafactor", "adafactor sums over rows that are old and new in one"),
         (tmp_path / "weights", "adamw", "holds weights and no moments to carry over: leave config.origin_state out"),
     ):
         assert cli.main(grow(origin_, tmp_path / "large", **more | {"optim.name": name})) == 2
