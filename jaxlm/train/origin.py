@@ -28,6 +28,7 @@ from jaxlm.models import adapters, quantized
 from jaxlm.run import workdir
 from jaxlm.run.checkpoints import keep, meta, restore
 from jaxlm.run.checkpoints.damage import CorruptCheckpointError
+from jaxlm.run.checkpoints.meta import MOMENTS
 from jaxlm.run.checkpoints.store import Checkpointer
 from jaxlm.run.scores import Scores
 from jaxlm.step import optim
@@ -380,7 +381,7 @@ def _from_leaves(leaf: Callable[[str], np.ndarray]) -> Callable[[dict, dict], di
 
 def _trained(checkpoint: pathlib.Path, meta: dict) -> Variables:
     """Returns a checkpoint's collections other than the parameters and the train state, on the host."""
-    items = sorted({name.partition("/")[0] for name in meta["digests"]} - {"params", "train"})
+    items = sorted({name.partition("/")[0] for name in meta["digests"]} - {"params", "train", MOMENTS})
     read = {item: restore.reader(checkpoint, item) for item in items}
     named = [name.partition("/")[::2] for name in meta["digests"]]
     return {item: tree.nested((name, read[item](name)) for of, name in named if of == item) for item in items}

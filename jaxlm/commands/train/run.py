@@ -180,6 +180,7 @@ class Attempt:
             state, frozen, meta = origin.branch(parts, ready.data)
         else:
             (state, frozen), meta = parts.create(origin), {}
+            state = checkpointer.with_moments(state)
         data = self._pass_over(int(state.step), meta.get("passed_over", ()), [r["batches"] for r in rollbacks])
         state = state if ready.config.checkpoint.average else dataclasses.replace(state, average={})
         return dataclasses.replace(ready, data=data, base=base), state, frozen

@@ -19,6 +19,7 @@ from jaxlm.step.state import TrainState
 
 _FILE = pathlib.Path("meta", "metadata")  # as Orbax lays it out
 _SEAL = "sha256"
+MOMENTS = "moments"  # the item with the optimizer's state that `jaxlm grow` adds to the weights of checkpoint 0
 _COUNTERS = ("step", "skipped", "skipped_in_a_row")  # of a train state
 AVERAGE = "train/average/"  # how the names of a moving average's arrays begin
 

@@ -380,6 +380,17 @@ class Checkpointer:
         with working(f"restoring checkpoint {step}"):
             return restore.restore(folder, {"params": restore.with_shardings(abstract, shardings)})["params"]
 
+    def with_moments(self, state: TrainState) -> TrainState:
+        """Returns a run's first state, with the moments that `jaxlm grow` put into checkpoint 0 if there are any."""
+        folder = self.directory / "0"
+        if not from_first(lambda: (folder / meta.MOMENTS).is_dir()):
+            return state
+        empty = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state.opt_state)
+        jax.tree.map(lambda x: x.delete(), state.opt_state)  # its memory is needed
+        with working("restoring the moments"):
+            items = restore.restore(folder, {meta.MOMENTS: {"opt_state": empty}})
+        return dataclasses.replace(state, opt_state=items[meta.MOMENTS]["opt_state"])
+
     def _seal(self, step: int, digests: dict[str, int]) -> None:
         """Verifies a restored checkpoint in the background if it has no checksums: it is old, or its save was cut short."""
         folder = self.directory / str(step)
