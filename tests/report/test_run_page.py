@@ -26,8 +26,8 @@ WORDS = ("of 60 steps, 5M tokens", "$1.25", "75.0%", "&lt;1b&gt;", "Once &lt;b&g
 def test_a_whole_summary_makes_every_section_and_needs_no_script_and_no_request(tmp_path):
     text = written(tmp_path)
     assert titles(text) == [
-        "All stages", "Why the curve bent", "Loss", "Where the time went", "Bill", "Three futures", "As if decayed now", "Benchmarks",
-        "Beside published models", "Junk", "Samples", "Optimizer and speed", "Spikes and rollbacks", "Starts",
+        "All stages", "Why the curve bent", "Loss", "Where the time went", "Bill", "Three futures", "As if decayed now",
+        "Benchmarks", "Beside published models", "Junk", "Samples", "Optimizer and speed", "Spikes and rollbacks", "Starts",
     ]  # fmt: skip
     assert not [words for words in WORDS if words not in text]
     # Reward, loss four times, rate, norm and speed, the time, a task twice.
