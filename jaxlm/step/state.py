@@ -72,6 +72,12 @@ def shardings(
     )
 
 
+def average_shardings(shardings: TrainState) -> Variables:
+    """Returns where a moving average lies: as the parameters, but in the host's memory if the optimizer's state does."""
+    kinds = {placed.memory_kind for placed in jax.tree.leaves(shardings.opt_state)} & {"pinned_host"}
+    return jax.tree.map(lambda placed: placed.with_memory_kind(*kinds) if kinds else placed, shardings.params)
+
+
 def optimizer_axes(
     name: str, shape: tuple[int, ...], owners: dict[str, tuple[tuple[int, ...], tuple[str | None, ...]]]
 ) -> tuple[str | None, ...]:

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from jaxlm.config import Config
 from jaxlm.devices import sharding
 from jaxlm.step.objectives.base import Batch, Variables
-from jaxlm.step.state import TrainState
+from jaxlm.step.state import TrainState, average_shardings
 from jaxlm.step.step import Metrics, TrainStep
 
 # Tokens of a device between two updates. An update moves 12 bytes of memory a parameter, a step computes 6 FLOPs a token for
@@ -33,16 +33,14 @@ def every(config: Config, platform: str, ways: int = 1) -> int:
     return -(-least * ways // (config.train.batch_size * config.train.seq_len))
 
 
-def following(train_step: TrainStep, config: Config, mesh: Mesh, shardings: Variables, done: int) -> TrainStep:
+def following(train_step: TrainStep, config: Config, mesh: Mesh, placed: TrainState, done: int) -> TrainStep:
     """Returns `train_step`, to call for the steps after `done`, which also updates `state.average`. The host does not wait.
 
-    The first update takes the weights as they are. `shardings`: of the trained variables, and of their average too, which
-    lies in the host's memory if the optimizer's state does.
+    The first update takes the weights as they are. `placed`: the shardings of the state.
     """
     if not config.checkpoint.average:
         return train_step
-    if config.optim.offload:
-        shardings = jax.tree.map(lambda placed: placed.with_memory_kind("pinned_host"), shardings)
+    shardings = average_shardings(placed)
     between = every(config, mesh.devices.flat[0].platform, sharding.batch_ways(mesh))
     steps = itertools.count(done + 1)
     zeros = jax.jit(functools.partial(jax.tree.map, jnp.zeros_like), out_shardings=shardings)

@@ -1,6 +1,5 @@
 """The moving average of the weights: what it averages, how often, where it lies, and that nothing of it is lost."""
 
-import dataclasses
 import json
 import shutil
 
@@ -31,16 +30,20 @@ TINY = keys("""
 STEP = 8 * 16  # tokens
 
 
-def settings(share: float, **train) -> config.Config:
-    given = [f"train.{name}={value}" for name, value in train.items()]
+def settings(share: float, offload: bool = False, **train) -> config.Config:
+    given = [f"train.{name}={value}" for name, value in train.items()] + [f"optim.offload={offload}"]
     keys = ["data.path=x", "workdir=w", "optim.warmup_steps=0", f"checkpoint.average={share}", *given]
     return config.resolve(config_files.load("base", keys))
 
 
-def averaged(share: float, steps: int, devices: int = 1, done: int = 0, state: TrainState | None = None) -> TrainState:
+def averaged(
+    share: float, steps: int, devices: int = 1, done: int = 0, state: TrainState | None = None, offload: bool = False
+) -> TrainState:
     """The state of a run whose weights are each step's number, and in one column its half."""
     mesh = sharding.make_mesh(MeshConfig(1, devices, 1, 1), jax.devices()[:devices])
     placed = {"params": {"w": jax.NamedSharding(mesh, PartitionSpec("fsdp"))}}
+    moments = jax.tree.map(lambda x: x.with_memory_kind("pinned_host" if offload else "device"), placed)
+    where = TrainState(None, placed, moments, {}, None, None)
 
     def train_step(frozen, state, batch):
         assert state.average == {}  # the compiled step takes a state without one
@@ -49,7 +52,7 @@ def averaged(share: float, steps: int, devices: int = 1, done: int = 0, state: T
     weights = jax.jit(
         lambda step: {"params": {"w": step * jnp.tile(jnp.array([1, 0.5]), (8, 1))}}, out_shardings=placed
     )
-    follow = average.following(train_step, settings(share), mesh, placed, done)
+    follow = average.following(train_step, settings(share, offload), mesh, where, done)
     state = state or TrainState(done, {}, {}, {}, 0, 0)
     with jax.set_mesh(mesh):
         for _ in range(done, steps):
@@ -100,6 +103,13 @@ def test_it_goes_on_where_it_stood_to_the_bit(each):
         assert column(resumed) == column(whole)
 
 
+def test_beside_an_offloaded_optimizer_it_lies_in_the_hosts_memory(each):
+    each(3)
+    away = averaged(0.1, 20, devices=8, offload=True)
+    assert away.average["params"]["w"].sharding.memory_kind == "pinned_host"
+    assert column(away) == column(averaged(0.1, 20))
+
+
 def test_on_eight_devices_it_is_sharded_as_the_weights_and_equal(each):
     each(3)
     one, eight = averaged(0.1, 20), averaged(0.1, 20, devices=8)
@@ -110,10 +120,8 @@ def test_on_eight_devices_it_is_sharded_as_the_weights_and_equal(each):
 
 def test_how_often_follows_from_the_tokens_of_a_step():
     def every(platform="cpu", ways=1, offload=False, **train):
-        c = settings(0.1, **{"batch_size": 8, "seq_len": 128} | train)
-        return average.every(
-            dataclasses.replace(c, optim=dataclasses.replace(c.optim, offload=offload)), platform, ways
-        )
+        c = settings(0.1, offload, **{"batch_size": 8, "seq_len": 128} | train)
+        return average.every(c, platform, ways)
 
     assert every() == 8
     assert every(batch_size=64) == 1

@@ -143,7 +143,7 @@ class Attempt:
             ):
                 say(line)
             inner = (frozen, batches, doing, watching, recorder, self.clock, self.stop, owed)
-            options = c, mesh, ready.parts.shardings.params, done
+            options = c, mesh, ready.parts.shardings, done
             train_step = program and average.following(program.step, *options)
             state, ending = loop.run(loop.Run(mesh, c.train.steps, train_step, *inner), state)
             self.clock.begin(SAVE, "the last checkpoint")  # until all is closed

@@ -21,7 +21,7 @@ from jaxlm.host.files import is_step
 from jaxlm.run.checkpoints import digest, keep, meta, restore, verify
 from jaxlm.run.checkpoints.damage import CorruptCheckpointError, NoWholeCheckpointError, move_aside
 from jaxlm.run.checkpoints.saving import TEMPORARY, Saving, remove_partial, wait
-from jaxlm.step.state import TrainState
+from jaxlm.step.state import TrainState, average_shardings
 
 if typing.TYPE_CHECKING:  # mirror imports fsspec, and `jaxlm sample` should not wait for that
     from jaxlm.run.checkpoints.mirror import Mirror
@@ -334,11 +334,12 @@ class Checkpointer:
     def restore(self, step: int, abstract: TrainState, shardings: TrainState) -> TrainState:
         """Returns the state of checkpoint `step`, sharded by `shardings`; any mesh may have saved it. See `restore.restore`.
 
-        Its `average` is the checkpoint's, sharded as the parameters, whether or not the run still keeps one.
+        Its `average` is the checkpoint's, whether or not the run still keeps one.
         """
         names = together(lambda: self.meta(step)["digests"], errors=_DAMAGE)
         if any(name.startswith(meta.AVERAGE) for name in names):  # Orbax refuses any other tree
-            abstract, shardings = (dataclasses.replace(x, average=x.params) for x in (abstract, shardings))
+            abstract = dataclasses.replace(abstract, average=abstract.params)
+            shardings = dataclasses.replace(shardings, average=average_shardings(shardings))
         wanted = meta.to_items(restore.with_shardings(abstract, shardings))
         with working(f"restoring checkpoint {step}"):
             return meta.from_items(restore.restore(self.directory / str(step), wanted), like=abstract)
