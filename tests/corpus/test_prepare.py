@@ -371,6 +371,7 @@ def test_documents_of_another_recipe_are_not_taken_for_ones_own(corpus, done, tm
             "gopher_quality.min_words=-5 must be at least 0",
         ),
         ("prepare.sources.web.stages=('c4 min_sentences=x',)", "expected int"),
+        ("prepare.sources.web.stages=('gopher_quality min_words=x',)", "expected int"),
         ("prepare.sources.web.stages=('gopher_quality max_words=10',)", "min_words=50 is above max_words=10"),
         ("data.dir=/proc/nothing", "data.dir=/proc/nothing can't be made"),
         ("prepare.engine_options=('partition',)", "'partition' must be NAME=VALUE"),

@@ -90,11 +90,12 @@ def stage_class(name: str) -> type[Stage]:
 
 def typed_settings(spec: StageSpec) -> typing.Any:
     """Returns the settings as a dataclass. Raises ConfigError for a value of a wrong type or size."""
-    for key, most in spec.settings.items():
-        least = spec.settings.get(f"min_{key.removeprefix('max_')}") if key.startswith("max_") else None
+    typed = config_lib.build(type(getattr(StagesConfig(), spec.name)), spec.settings, f"prepare.stages.{spec.name}")
+    for key, most in (settings := dataclasses.asdict(typed)).items():
+        least = settings.get(f"min_{key.removeprefix('max_')}") if key.startswith("max_") else None
         if least and most and least > most:
             raise ConfigError(f"prepare.stages.{spec.name}: min_{key[4:]}={least} is above {key}={most}")
-    return config_lib.build(type(getattr(StagesConfig(), spec.name)), spec.settings, f"prepare.stages.{spec.name}")
+    return typed
 
 
 def digest(spec: StageSpec) -> str:
