@@ -23,6 +23,7 @@ LEVEL = {True: 0.04, False: 0.01}  # shares of curves without a bend on which on
 WIDTHS = (0.0, 0.05, 0.2, 1.0)  # of a ramp, as shares of the run; 0: a step
 MOST, SMALLEST, _AS_GOOD = 6, forecast.CENTINAT, 4.0  # bends; nats; squared standard errors that an event may lack
 _SKIPPED, _APART = 0.05, 0.04  # shares of the run: its steep beginning; the least distance of two bends
+_LEAST_NOISE = 1e-6  # nats: losses may be all equal, and logs are rounded
 _MEANS, _FEWEST, _EDGE = 128, 20, 5  # means at most; losses at least, in all and on each side of a bend
 # Variances, as multiples of the noise's: of the spline; of lasting noise, with its length as a share of the run.
 _SMOOTH, _LASTING = 10.0 ** np.arange(-1, 11, 1.5), [(0.0, 1.0), *itertools.product((0.3, 3.0), (0.02, 0.1))]
@@ -92,6 +93,7 @@ def _whiten(y_N: np.ndarray, s_N: np.ndarray, free_NxP: np.ndarray, shapes_NxCxW
             white = np.linalg.solve(root, columns_NxP)
             along, upper = np.linalg.qr(white[:, :-1])
             noise = np.linalg.norm(white[:, -1] - along @ (along.T @ white[:, -1])) / np.sqrt(len(x) - along.shape[1])
+            noise = max(noise, _LEAST_NOISE)
             likely = (along.shape[1] - len(x)) * np.log(noise) - np.log(np.diag(root)).sum() - 2 * (lasting > 0)
             likely += np.log(np.abs(sizes_P / np.diag(upper))).sum()
             best = max(best, (likely, noise * root, along), key=lambda fit: fit[0])
@@ -156,7 +158,7 @@ def _seeds(folder: pathlib.Path, run: Mapping, change: float) -> Iterator[str]:
     """Yields a line on how the seeds of each sweep of such runs scatter."""
     from jaxlm.plan.sweep import sweep  # here, because its import takes a sixth of a start
 
-    for place in (folder.resolve().parents[1], *sorted(folder.glob(f"{sweep.FOLDER}/*"))):
+    for place in (folder.resolve().parent.parent, *sorted(folder.glob(f"{sweep.FOLDER}/*"))):
         with contextlib.suppress(ValueError, TypeError, KeyError):  # no sweep, a damaged one, one without a result
             found = sweep.read(place)
             scatter = float(np.median(found["result"]["scatters"]))

@@ -77,6 +77,11 @@ def test_few_losses_have_no_bends():
     assert bends.find(STEPS[:0], smooth(1)[:0], []) == []
 
 
+def test_losses_without_noise_have_no_bends():
+    for loss in (0.0, 2.5):
+        assert bends.find(STEPS, np.full(len(STEPS), loss), [(50, "a restart")]) == []
+
+
 @pytest.mark.parametrize(
     ("kind", "every", "named"),
     [
@@ -202,5 +207,6 @@ def test_a_sweep_says_whether_a_bend_is_within_the_noise_of_seeds(tmp_path):
 
     assert says(0.2) == "no event of the run is there; within the noise of seeds, 0.200 (sweep)"
     assert says(0.05) == "no event of the run is there; beyond the noise of seeds, 0.050 (sweep)"
+    assert list(bends._seeds(pathlib.Path("/run"), {}, 0.1)) == []  # a run at the root of the disk
     made["shape"]["steps"] = 7
     assert list(bends._seeds(run, {"parameters": 1, "steps": 120}, 0.1)) == []
