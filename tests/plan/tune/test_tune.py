@@ -112,6 +112,13 @@ def test_nothing_fits_is_bad_input_unless_more_memory_may_be_free_later(monkeypa
     assert ("say how much by --config.tune.memory_gb=GB" in str(told.value)) == (not memory_gb)
 
 
+def test_what_is_set_stays_and_no_memory_is_asked_for(monkeypatch):
+    monkeypatch.setattr(tune, "memory_limit", None)  # off Linux it is unknown
+    monkeypatch.setattr(tune, "Compiler", None)
+    c, mesh = auto(**{"train.microbatch_size": 4, "model.remat": "dots"})
+    assert tune.fit(c, mesh, print) is c
+
+
 def test_small_microbatches_come_last(monkeypatch):
     """With room for one row without remat, or for more with it, an accelerator wants more."""
     monkeypatch.setattr(tune, "full_speed_rows", lambda config, mesh: 512 / config.train.seq_len)
