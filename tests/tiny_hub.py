@@ -38,9 +38,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def do_GET(self) -> None:
-        repo = self.server.repos.get(self.path.removeprefix("/api/models/").partition("/revision")[0])
+        name, tree, _ = self.path.removeprefix("/api/models/").partition("/tree/")
+        repo = self.server.repos.get(name.partition("/revision")[0])
         if repo is None:
             return self.answer({}, 404)
+        if tree:
+            files = repo["files"].items()
+            return self.answer([{"type": "file", "path": path, "size": len(x), "oid": "1"} for path, x in files])
         names = [{"rfilename": name} for name in repo["files"]]
         self.answer({"id": "me/x", "private": repo["private"], "siblings": names})
 
@@ -81,6 +85,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             value = line["value"]
             if line["key"] == "file":
                 files[value["path"]] = base64.b64decode(value["content"])
+            if line["key"] == "deletedFile":
+                del files[value["path"]]
             if line["key"] == "lfsFile":
                 files[value["path"]] = self.server.stored[value["oid"]]
         url = f"{self.server.url}/{'/'.join(self.path.split('/')[3:5])}/commit/1"

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 from jaxlm.config import ConfigError, RunError, pip_install
 
+_WEIGHTS = "model*.safetensors*"  # one file, or several and their index
+
 
 def prepare(repository: str, to: str, public: bool) -> None:
     """Makes the repository USER/NAME if there is none, private unless `public`.
@@ -35,9 +37,16 @@ def prepare(repository: str, to: str, public: bool) -> None:
 
 
 def push(folder: pathlib.Path, repository: str, message: str) -> str:
-    """Sends all files of a folder in one commit; returns its address. Raises RunError if the hub does not answer."""
+    """Sends all files of a folder; returns their address. Raises RunError if the hub does not answer.
+
+    Weights of an earlier push in other files go: loaders would take them before those of today.
+    """
+    old = [_WEIGHTS] if any(folder.glob(_WEIGHTS)) else None
     with _errors(repository) as library:
-        return str(library.HfApi().upload_folder(repo_id=repository, folder_path=folder, commit_message=message))
+        sent = library.HfApi().upload_folder(
+            repo_id=repository, folder_path=folder, commit_message=message, delete_patterns=old
+        )
+        return str(sent)
 
 
 @contextlib.contextmanager

@@ -225,8 +225,12 @@ def test_an_export_goes_to_a_private_repository_and_on_after_a_cut(run, hub, tmp
     said = capsys.readouterr()
     assert f"on the hub: {hub.url}/me/it/" in said.err
     hub.puts.clear()
+    older = {"model-00001-of-00002.safetensors": b"older", "model.safetensors.index.json": b"{}"}
+    files |= older | {"notes.txt": b"mine"}
     assert cli.main([*push, "--json"]) == 0  # nothing changed: no large file is sent
     assert hub.puts == []
+    assert "notes.txt" in files
+    assert not older.keys() & files  # transformers would load them
     assert json.loads(capsys.readouterr().out)["pushed"].startswith(hub.url)
     everything = b"".join(path.read_bytes() for path in [*tmp_path.rglob("*"), *run.rglob("*")] if path.is_file())
     assert tiny_hub.TOKEN.encode() not in everything
