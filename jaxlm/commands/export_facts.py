@@ -16,13 +16,16 @@ from jaxlm.data.shards import shards
 from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.devices import tree
 from jaxlm.eval import held_out, model, results
+from jaxlm.host.console import say, size
 from jaxlm.host.files import is_number
 from jaxlm.interop import card, gguf, hf_folder, leaves, peft
 from jaxlm.models import quantized
+from jaxlm.plan import lower
 from jaxlm.run import lineage
 from jaxlm.train import origin, outlook
 
 _MOST_FLOPS = 3e12  # of one measurement
+_BYTES = 8  # a parameter, of float32 weights and a copy of them in the type of the products
 
 
 def gather(config: Config, tokenizer: Coder, step: int, name: str, parameters: int) -> card.Facts:
@@ -93,12 +96,18 @@ def measured(config: Config, checkpoint: str, written: Sequence[gguf.GgufFile]) 
     """Returns bits per byte of held-out text, of the checkpoint ("run") and of each quantised file (its type).
 
     The text is the one that the run, or the first of its origins, held out of pretraining: the first `eval.max_mb` of each
-    source, less for a large model. Returns {} if the text is not here, or has another tokenizer.
+    source, less for a large model. Returns {} if the text is not here, or has another tokenizer, or if there is not the memory.
     """
     coarse = [file for file in written if file.dtype.startswith("q")]
     own = (pathlib.Path(config.data.dir) / shards.MANIFEST).is_file()
     path = config.data.dir if own else origin.pretrained_on(config.workdir)
     if not coarse or not path:
+        return {}
+    need, room = _BYTES * leaves.parameters(config.model), lower.of_devices(config.tune.memory_gb)
+    if room and need > room.bytes:
+        say(
+            f"what the files lose is not measured: it takes {size(need)} of memory, and {size(room.bytes)} are {room.of}"
+        )
         return {}
     run = model.restore(config, checkpoint, peft.READERS)
     with contextlib.suppress(ConfigError), jax.set_mesh(run.mesh):

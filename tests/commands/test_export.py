@@ -89,6 +89,14 @@ def test_a_run_is_exported_with_its_card(run, tmp_path, capsys):
     assert (tmp_path / "gguf" / "mine-q8_0.gguf").is_file()
 
 
+def test_what_a_file_loses_is_not_measured_where_the_model_does_not_fit(run, monkeypatch, capsys):
+    c, file = config.resolve(config_files.of_run(run, [])), types.SimpleNamespace(dtype="q8_0")
+    monkeypatch.setattr(export_facts.model, "restore", None)
+    monkeypatch.setattr(export_facts.lower, "available_bytes", lambda: 1e5)
+    assert export_facts.measured(c, "latest", [file]) == {}
+    assert "what the files lose is not measured: it takes " in capsys.readouterr().err
+
+
 def test_it_ends_with_what_reads_the_folder_and_what_uploads_it(run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["export", str(run), "--to=hf", "--out=my out"]) == 0

@@ -34,7 +34,9 @@ _BLOCKS = {"small": 128 << 10, "large": 48 << 10}
 _OVERLAP = 1 << 10  # bytes of two blocks; of a longer string the first `_OVERLAP` bytes are looked up
 _PLACE = ("stream", "first", "stop")  # of a block: its stream's number, the range of tokens of its documents
 _DIGESTS = "sha256.json"
-_FORMAT = 2  # raised when folding, decoding or `_OVERLAP` changes: older indexes are built again; blocks may be of any size
+_FORMAT = (
+    2  # raised when folding, decoding or `_OVERLAP` changes: older indexes are built again; blocks may be of any size
+)
 _CACHE = "~/.cache/jaxlm/index"  # for data that others own, or that can't be written
 _TOGETHER = 1365  # blocks of one of tantivy's indexes: it holds them in memory, and merging its files would take more
 _HEAP = 64_000_000  # bytes of tantivy's writer
