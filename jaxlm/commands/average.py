@@ -102,10 +102,9 @@ def _ema(steps: list[int], decay: float) -> Weights:
 def _evaluator(run: model.Restored, config: Config) -> held_out.Evaluator:
     """Returns the evaluator of the run's held-out text, in halves. Raises ConfigError if there is no text."""
     data, mixture = open_mixture(config.data, config.prepare, vocabulary.required(config))
-    if not any(data.stream(source, "val").tokens > 1 for source in mixture):
-        raise ConfigError(f"{config.workdir} has no held-out text to measure averages by")
-    sizes = {"seq_len": config.train.seq_len, "tile": config.loss.tile_tokens}
-    return held_out.make(run.model, data, mixture, run.mesh, config.eval, **sizes, halves=True)
+    if evaluate := held_out.of_text(run.model, data, mixture, run.mesh, config, halves=True):
+        return evaluate
+    raise ConfigError(f"{config.workdir} has no held-out text to measure averages by")
 
 
 def _write(config: Config, folder: pathlib.Path, average: origin.Origin, params) -> None:

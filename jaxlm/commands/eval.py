@@ -99,12 +99,11 @@ def _held_out(run: Restored, config: Config) -> dict[str, float]:
     if run.data is None:  # a model from elsewhere
         return {}
     data, mixture = open_mixture(config.data, config.prepare, vocabulary.required(config))
-    if not any(data.stream(source, "val").tokens > 1 for source in mixture):
+    if not (evaluate := held_out.of_text(run.model, data, mixture, run.mesh, config)):
         return {}
     if line := from_first(lambda: held_out_texts.since_training(pathlib.Path(config.workdir), data, config)):
         say(line)
-    sizes = {"seq_len": config.train.seq_len, "tile": config.loss.tile_tokens}
-    return held_out.make(run.model, data, mixture, run.mesh, config.eval, **sizes)(run.variables)
+    return evaluate(run.variables)
 
 
 def _about(step: int, config: Config, args: argparse.Namespace) -> dict:

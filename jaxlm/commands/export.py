@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxlm.commands import export_facts
-from jaxlm.config import Config, ConfigError
+from jaxlm.config import Config, ConfigError, config_files
 from jaxlm.data.chats import chat
 from jaxlm.data.tokenizer import coder
 from jaxlm.devices import tree
@@ -26,7 +26,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     """Writes the model, reads it back, compares it with the run, and says where the files are."""
     if not config.workdir:
         raise ConfigError("which run? jaxlm export RUN --to=hf --out=DIR, with the folder of a run")
-    name = pathlib.Path(config.workdir).resolve().name
+    name = _name(config)
     args.out = args.out or f"exports/{name}" + f"-{args.to}" * (args.to != "hf")
     (dtype, more), out = export.dtypes_of(args.to, args.dtype), pathlib.Path(args.out).expanduser().absolute()
     export.refuse(out, args.to)
@@ -45,7 +45,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         hub.prepare(args.push, args.to, args.public)
     done = export.export(source, args.to, dtype, out, more)
     written = [gguf.GgufFile(out, config.model, each, name) for each in facts.files]
-    bits = export_facts.measured(config, args.checkpoint, written)
+    bits = export_facts.measured(config, facts.step, written)
     coarse = {part: columns for file in written for part, columns in file.coarse.items()}
     facts = dataclasses.replace(facts, bits=bits, coarse=coarse)
     if written:
@@ -66,6 +66,13 @@ def run(config: Config, args: argparse.Namespace) -> int:
     say(f"on the hub: {address}" if address else to_hub)
     say(f"next: {_next(config, args.to, args.out, done.place, source, base)}")
     return 0
+
+
+def _name(config: Config) -> str:
+    """Returns the export's name: that of the run's folder; RUN-average of RUN@average."""
+    folder = pathlib.Path(config.workdir).resolve()
+    of_run = folder.name == config_files.AVERAGE and (folder.parent / "config.json").is_file()
+    return f"{folder.parent.name}-{folder.name}" if of_run else folder.name
 
 
 def _remarks(args: argparse.Namespace, source: export.Source, facts: card.Facts, place: pathlib.Path) -> Iterator[str]:
@@ -120,7 +127,7 @@ def _source(
     config: Config, opened: origin.Origin, args: argparse.Namespace, more: Sequence[str]
 ) -> tuple[export.Source, card.Facts]:
     """Returns (the model or adapter to export, with its card; the card's facts). `more`: types of GGUF files."""
-    name, step = pathlib.Path(config.workdir).resolve().name, int(opened.provenance["step"])
+    name, step = _name(config), int(opened.provenance["step"])
     tokenizer, model, trained = coder.plain(opened.tokenizer()), opened.config.model, opened.trained()
     scores, adapted = config.program == "reward", peft.Adapted(opened.adapter, trained) if args.to == "peft" else None
     place, base = _base(opened, args.base) if adapted else (("", None), None)

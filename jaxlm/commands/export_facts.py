@@ -92,11 +92,12 @@ def _scores(folder: pathlib.Path, step: int) -> list[card.Score]:
     ]
 
 
-def measured(config: Config, checkpoint: str, written: Sequence[gguf.GgufFile]) -> dict[str, float]:
-    """Returns bits per byte of held-out text, of the checkpoint ("run") and of each quantised file (its type).
+def measured(config: Config, step: int, written: Sequence[gguf.GgufFile]) -> dict[str, float]:
+    """Returns bits per byte of held-out text, of the checkpoint `step` ("run") and of each quantised file (its type).
 
     The text is the one that the run, or the first of its origins, held out of pretraining: the first `eval.max_mb` of each
-    source, less for a large model. Returns {} if the text is not here, or has another tokenizer, or if there is not the memory.
+    source, less for a large model. Returns {} if the text is not here, or has another tokenizer, if there is not the memory,
+    or if the checkpoint was rotated away meanwhile.
     """
     coarse = [file for file in written if file.dtype.startswith("q")]
     own = (pathlib.Path(config.data.dir) / shards.MANIFEST).is_file()
@@ -109,21 +110,25 @@ def measured(config: Config, checkpoint: str, written: Sequence[gguf.GgufFile]) 
             f"what the files lose is not measured: it takes {size(need)} of memory, and {size(room.bytes)} are {room.of}"
         )
         return {}
-    run = model.restore(config, checkpoint, peft.READERS)
-    with contextlib.suppress(ConfigError), jax.set_mesh(run.mesh):
-        text = replay.open_text(
-            path, run.tokenizer, text_key=config.data.text_key, val_fraction=config.data.val_fraction
-        )
-        most_mb = _MOST_FLOPS / leaves.parameters(config.model) / len(text.mixture) * 2e-6  # 4 bytes a token
-        limits = dataclasses.replace(config.eval, older_batches=(), max_mb=min(config.eval.max_mb or most_mb, most_mb))
-        sizes = {"seq_len": config.train.seq_len, "tile": config.loss.tile_tokens}
-        if evaluate := held_out.of_base(run.model, text, run.mesh, limits, **sizes):
-            abstract = models.abstract_params(run.model)
-            shardings = jax.tree.map(lambda leaf: leaf.sharding, run.variables["params"])
-            bits = {"run": evaluate(run.variables)[held_out.BASE]}
-            run = dataclasses.replace(run, variables={})  # frees the memory
-            for file in coarse:
-                params = tree.nested(quantized.placed(file.leaf, abstract, shardings))
-                bits[file.dtype] = evaluate({"params": params})[held_out.BASE]
-            return bits
+    with contextlib.suppress(ConfigError):
+        run = model.restore(config, str(step), peft.READERS)
+        with jax.set_mesh(run.mesh):
+            return _measured(config, run, path, coarse)
     return {}
+
+
+def _measured(config: Config, run: model.Restored, path: str, coarse: Sequence[gguf.GgufFile]) -> dict[str, float]:
+    text = replay.open_text(path, run.tokenizer, text_key=config.data.text_key, val_fraction=config.data.val_fraction)
+    most_mb = _MOST_FLOPS / leaves.parameters(config.model) / len(text.mixture) * 2e-6  # 4 bytes a token
+    limits = dataclasses.replace(config.eval, older_batches=(), max_mb=min(config.eval.max_mb or most_mb, most_mb))
+    sizes = {"seq_len": config.train.seq_len, "tile": config.loss.tile_tokens}
+    if not (evaluate := held_out.of_base(run.model, text, run.mesh, limits, **sizes)):
+        return {}
+    abstract = models.abstract_params(run.model)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, run.variables["params"])
+    bits = {"run": evaluate(run.variables)[held_out.BASE]}
+    run.variables.clear()  # frees the memory
+    for file in coarse:
+        params = tree.nested(quantized.placed(file.leaf, abstract, shardings))
+        bits[file.dtype] = evaluate({"params": params})[held_out.BASE]
+    return bits

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxlm.config import EvalConfig
+from jaxlm.config import Config, EvalConfig
 from jaxlm.data.batches.document_rows import count_targets, validation_rows
 from jaxlm.data.batches.example_rows import Packed
 from jaxlm.data.batches.replay import Text
@@ -106,6 +106,16 @@ def make(
         return metrics
 
     return evaluate
+
+
+def of_text(
+    model: Transformer, data: DataDir, mixture: Mapping[str, float], mesh: Mesh, config: Config, halves: bool = False
+) -> Evaluator | None:
+    """Returns the function that `make` returns, for a run's held-out text; None if no text is held out."""
+    if not any(data.stream(source, "val").tokens > 1 for source in mixture):
+        return None
+    sizes = {"seq_len": config.train.seq_len, "tile": config.loss.tile_tokens}
+    return make(model, data, mixture, mesh, config.eval, **sizes, halves=halves)
 
 
 def joined(evaluators: Sequence[Evaluator | None]) -> Evaluator | None:

@@ -93,8 +93,21 @@ def test_what_a_file_loses_is_not_measured_where_the_model_does_not_fit(run, mon
     c, file = config.resolve(config_files.of_run(run, [])), types.SimpleNamespace(dtype="q8_0")
     monkeypatch.setattr(export_facts.model, "restore", None)
     monkeypatch.setattr(export_facts.lower, "available_bytes", lambda: 1e5)
-    assert export_facts.measured(c, "latest", [file]) == {}
+    assert export_facts.measured(c, 0, [file]) == {}
     assert "what the files lose is not measured: it takes " in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_is_rotated_away_meanwhile_is_not_measured(run):
+    """A run may go on training while it is exported: its latest checkpoint is then another one."""
+    c, file = config.resolve(config_files.of_run(run, [])), types.SimpleNamespace(dtype="q8_0")
+    assert export_facts.measured(c, 7, [file]) == {}
+
+
+def test_an_average_is_exported_under_its_runs_name(run):
+    (average := run / "average").mkdir()
+    name = lambda folder: export._name(types.SimpleNamespace(workdir=str(folder)))  # noqa: E731
+    assert (name(run), name(average)) == ("mine", "mine-average")
+    average.rmdir()
 
 
 def test_it_ends_with_what_reads_the_folder_and_what_uploads_it(run, tmp_path, monkeypatch, capsys):

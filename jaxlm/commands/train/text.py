@@ -60,11 +60,8 @@ class Text(Kind):
         return loaded
 
     def held_out(self, ready: Ready) -> Evaluator | None:
-        c, order = ready.config, ready.data
-        if not any(order.data.stream(source, "val").tokens > 1 for source in order.mixture):
-            return None
-        sizes = {"seq_len": order.seq_len, "tile": c.loss.tile_tokens}
-        return held_out.make(ready.parts.model, order.data, order.mixture, ready.parts.mesh, c.eval, **sizes)
+        order, parts = ready.data, ready.parts
+        return held_out.of_text(parts.model, order.data, order.mixture, parts.mesh, ready.config)
 
 
 def data(config: Config) -> document_rows.Rows:
