@@ -77,7 +77,7 @@ def timed(config: Config) -> tuple[float, float]:
     every = average.every(config, "cpu")
     with jax.set_mesh(mesh):
         (state, frozen), batch, step = made.create(), bench.random_batch(made), made.jit()
-        kept = average.following(lambda frozen, state, batch: (state, {}), config, mesh, made.shardings.params, 0)
+        kept = average.following(lambda frozen, state, batch: (state, {}), config, mesh, made.shardings, 0)
 
         def each(call: typing.Callable, times: int) -> float:
             nonlocal state

@@ -143,7 +143,9 @@ def changed(folder: pathlib.Path, book: dict) -> Iterator[str]:
     if last.get("held_out", "") not in {"", *(seal(start.get("held_out")) for start in starts)}:
         yield "held_out in run.json was changed"
     there = _files(folder)
-    yield from (f"{name} was changed" for name, sha256 in last.get("files", {}).items() if there.get(name) != sha256)
+    older = {manifests.LIST: sha256} if (sha256 := last.get("without")) else {}
+    covered = last.get("files", older).items()
+    yield from (f"{name} was changed" for name, sha256 in covered if there.get(name) != sha256)
 
 
 def _undone(book: dict, links: list[Link], log: bytes) -> Iterator[str]:

@@ -98,6 +98,19 @@ def test_a_change_is_named_by_its_place(run):
     assert tiny_receipt.named(run) == []
 
 
+def test_an_older_link_covers_the_list_of_documents(copy):
+    """It has the list's sha256 as `without`, in place of `files`."""
+    *links, last = chain(copy)
+    sha256 = last.pop("files")["without.jsonl"]
+    last |= {"without": sha256}
+    last["sha256"] = seal({name: x for name, x in last.items() if name not in ("sha256", "arrays")})
+    ledger.put(copy, "receipt", [*links, last])
+    before = tiny_receipt.named(copy)
+    assert before == ["run.json lacks a link that one of its starts names"]
+    (copy / "without.jsonl").write_text("[]")
+    assert tiny_receipt.named(copy) == [*before, "without.jsonl was changed"]
+
+
 def test_a_rollback_keeps_the_links_and_their_steps_do_not_count(copy):
     run = copy
     ledger.roll_back(run, {"steps": [5, 6], "to": 4, "batches": [5, 6]})
