@@ -26,6 +26,14 @@ def test_a_tuple_needs_no_quotes_and_may_have_them():
     assert [arm.tune.microbatch_sizes for arm in arms[:2]] == [(2, 4), (8,)]
 
 
+def test_a_range_is_the_tuple_of_its_ends():
+    _, several = swept.split(["optim.lr=1e-2..1e-4", "model.n_layers=2..8", "optim.schedule=a..b"])
+    assert several == {"optim.lr": (1e-4, 1e-2), "model.n_layers": (2, 8)}
+    assert isinstance(several["model.n_layers"][0], int)
+    plain, several = swept.split(["model.n_layers=2..x"])  # the config says what is wrong with it
+    assert (plain, several) == (["model.n_layers=2..x"], {})
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [
