@@ -172,9 +172,7 @@ VERBS = {
         {
             "--seeds": _number("of each value, from config.seed on (default: 3; of a search: 1)", 3),
             "--one-at-a-time": _flag("vary one key at a time (default: all combinations)"),
-            "--search": _number(
-                "let Optuna choose the values of so many runs, also in ranges such as 1e-3..1e-2", None
-            ),
+            "--search": _number("so many runs, by Optuna; a key may have a range: 1e-3..1e-2", None),
             "--usd": _option("begin no run that would pass these dollars", "USD", type=float),
             "--hours": _option("begin no run that would pass these hours", "H", type=float),
             "--metric": _text("NAME", "what is compared, of metrics.jsonl (default: val/loss)", "val/loss"),

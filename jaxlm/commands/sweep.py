@@ -56,9 +56,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
         console.keep(folder / console.LOG)
         say(head)
         sweep.write(folder, plan)
-        pruner = [making.stopped] if args.search else []
-        asked = making.config_of, making.after, making.refused
-        code = train_in_child.train_all(plan["runs"], *asked, making.cores, *pruner)
+        m = making
+        code = train_in_child.train_all(plan["runs"], m.config_of, m.after, m.refused, m.cores, m.stopped)
         making.page()
     if tables := sweep_text.tables(plan):
         print(json.dumps(plan) if args.json else "\n\n".join([*map(table, tables), "\n".join(sweep_text.lines(plan))]))
@@ -131,7 +130,8 @@ class _Making:
 
     def stopped(self, run: Sweep, config: Config) -> str:
         """Returns "pruned at step N" if the search's pruner stops the run."""
-        curve = metrics.held_out_losses(pathlib.Path(config.workdir, "metrics.jsonl"), (), self.args.metric)
+        path = pathlib.Path(config.workdir, "metrics.jsonl")
+        curve = metrics.held_out_losses(path, (), self.args.metric) if self.args.search else {}
         if len(curve) == self.seen.get(run["name"], 0) or max(curve) >= config.train.steps:
             return ""
         from jaxlm.plan.sweep import search
@@ -155,14 +155,11 @@ class _Making:
                 if other["arm"] == run["arm"] or not other["planned_hours"]:
                     other["planned_hours"] = measured.hours
         elif not run["why"] and train_in_child.result(config, {}):
-            raise ConfigError(
-                f"{config.workdir} is done and has no {metric}: give another --metric, of its metrics.jsonl"
-            )
+            raise ConfigError(f"{config.workdir} is done and has no {metric}: give another --metric of metrics.jsonl")
 
     def page(self) -> None:
         """Writes the page on the runs that are done."""
         places = [self.folder / "runs" / run["name"] for run in self.plan["runs"] if train_in_child.done(run)]
-        places = [place for place in places if (place / "metrics.jsonl").is_file()]
         if not (tables := sweep_text.tables(self.plan)):
             return
         parts = [markup.tag("p", line) for line in sweep_text.lines(self.plan)]
@@ -170,5 +167,6 @@ class _Making:
             named = [(i, markup.cell(name, kind="text"), *cells) for i, (name, *cells) in enumerate(rows, start=1)]
             parts.append(markup.table(["", *head], named, head[0]))
         path = self.folder / markup.NAME
-        runs_page.write(path, *report.gather(places), {"What can be told apart": markup.join(parts)})
+        begun = [place for place in places if (place / "metrics.jsonl").is_file()]
+        runs_page.write(path, *report.gather(begun), {"What can be told apart": markup.join(parts)})
         say(f"open {path}")

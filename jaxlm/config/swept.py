@@ -25,9 +25,9 @@ def split(overrides: Sequence[str]) -> tuple[list[str], dict[str, Sequence]]:
         one = ";" not in text and (isinstance(own, tuple) or (fixed and isinstance(own, str)))  # a path with a comma
         values = [value.strip() for value in text.split(";" if ";" in text else ",")]
         ends = text.split("..")
-        if len(ends) == 2 and type(own) in (int, float):
+        if len(ends) == 2 and isinstance(own, float):
             with contextlib.suppress(ValueError):  # then the config says so
-                values = tuple(sorted(map(type(own), ends)))
+                values = tuple(sorted(map(float, ends)))
         if one or len(values) < 2:
             plain.append(override)
         elif key == "seed":

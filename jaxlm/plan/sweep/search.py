@@ -7,12 +7,13 @@ import pathlib
 import typing
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 
 from jaxlm.run import metrics
 
-Space = Mapping[str, Sequence]  # key -> values; a tuple: the two ends of a range, numbers
+Space = Mapping[str, Sequence]  # key -> values; a tuple: the two ends of a range
 Sweep = Mapping[str, typing.Any]  # as `plan.sweep` describes it: arms without values are not begun
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -20,7 +21,7 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 def ask(space: Space, sweep: Sweep, folder: pathlib.Path) -> dict[str, str]:
     """Returns key -> value for the next run. A range above 0 is searched by its logarithm."""
     params = _study(space, sweep, folder).ask(_distributions(space)).params
-    return {key: f"{value:.4g}" if isinstance(value, float) else str(value) for key, value in params.items()}
+    return {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in params.items()}
 
 
 def pruned(space: Space, sweep: Sweep, folder: pathlib.Path, arm: int) -> bool:
@@ -30,12 +31,8 @@ def pruned(space: Space, sweep: Sweep, folder: pathlib.Path, arm: int) -> bool:
 
 
 def _distributions(space: Space) -> dict[str, BaseDistribution]:
-    def of(values: Sequence) -> BaseDistribution:
-        if not isinstance(values, tuple):
-            return CategoricalDistribution(values)
-        return (IntDistribution if isinstance(values[0], int) else FloatDistribution)(*values, log=values[0] > 0)
-
-    return {key: of(values) for key, values in space.items()}
+    ranges = {key: FloatDistribution(*ends, log=ends[0] > 0) for key, ends in space.items() if isinstance(ends, tuple)}
+    return {key: ranges.get(key) or CategoricalDistribution(values) for key, values in space.items()}
 
 
 def _study(space: Space, sweep: Sweep, folder: pathlib.Path) -> optuna.Study:
@@ -50,11 +47,9 @@ def _study(space: Space, sweep: Sweep, folder: pathlib.Path) -> optuna.Study:
         curve = metrics.held_out_losses(path, (), sweep["same"]["metric"])
         trial = {"value": run["loss"], "intermediate_values": curve}
         trial |= {"distributions": _distributions(space), "state": optuna.trial.TrialState[state]}
-        params = {key: _value(space[key], text) for key, text in sweep["arms"][run["arm"]].items()}
+        arm = sweep["arms"][run["arm"]]  # without the digits that `ask` leaves out
+        params = {
+            key: float(np.clip(float(arm[key]), *v)) if isinstance(v, tuple) else arm[key] for key, v in space.items()
+        }
         study.add_trial(optuna.trial.create_trial(params=params, **trial))
     return study
-
-
-def _value(values: Sequence, text: str) -> typing.Any:
-    """Returns a value as Optuna gave it, but for the digits that were left out, and inside its range."""
-    return min(max(type(values[0])(text), values[0]), values[1]) if isinstance(values, tuple) else text

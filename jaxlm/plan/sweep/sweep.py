@@ -48,7 +48,7 @@ from jaxlm.run import ledger, metrics
 
 FOLDER, FILE, VERSION = "sweeps", "sweep.json", 1  # WORKDIR/sweeps/KEYS/sweep.json, if --out names no other folder
 _LONGEST = 80  # characters of an arm's name
-PROCESS = 1.5e9  # bytes of a run beside its step: Python, JAX, its compiler, a checkpoint on its way
+PROCESS = 1e9  # bytes of a run beside its step: Python, JAX, its compiler (.65e9 of a quickstart in all), a save
 Sweep = dict[str, typing.Any]
 Arm = dict[str, str]  # key -> value
 
@@ -63,32 +63,24 @@ def begin(config: Config, folder: pathlib.Path, own: Arm, arms: Sequence[Arm], s
 
     Raises ConfigError if the folder holds another sweep.
     """
-    t, same, search = config.train, {"keys": ", ".join(own), **same}, "search" in same
+    t, search = config.train, "search" in same
     shape = {"program": config.program, "parameters": count_params(config.model), **same}
     shape |= {"steps": t.steps, "batch_size": t.batch_size, "seq_len": t.seq_len}
-    shape.pop("keys")
+    same = {"keys": ", ".join(own), **same}
     saved = read(folder) or {"same": same, "arms": [], "runs": []}
     for key in [key for key in saved["same"] | same if saved["same"].get(key) != same.get(key)]:
         was = f"a sweep with {key} = {saved['same'].get(key)}, now it is {same.get(key)}"
         raise ConfigError(f"{folder} holds {was}: set it back, or give another --out")
-    arms = [*saved["arms"], *arms[len(saved["arms"]) :]] if search else arms
-    listed = {} if search else own
-    base = {key: value if value in (arm[key] for arm in arms) else arms[0][key] for key, value in listed.items()}
+    if search:
+        arms, own = [*saved["arms"], *arms[len(saved["arms"]) :]], {}
+    base = {key: value if value in (arm[key] for arm in arms) else arms[0][key] for key, value in own.items()}
     before, runs = {run["name"]: run for run in saved["runs"]}, []
     for seed, (place, arm) in itertools.product(range(config.seed, config.seed + seeds), enumerate(arms)):
         name = f"trial_{place + 1}" if search else f"{_name(arm)}-seed_{seed}"
         entry = {"planned_hours": None, "hours": 0.0, "loss": None, "why": ""} | before.get(name, {})
         runs.append(entry | {"name": name, "arm": place, "seed": seed})
-    threads = saved.get("threads", 0)
-    return {
-        "version": VERSION,
-        "same": same,
-        "shape": shape,
-        "base": base,
-        "arms": arms,
-        "threads": threads,
-        "runs": runs,
-    }
+    head = {"version": VERSION, "same": same, "shape": shape, "base": base, "arms": arms}
+    return head | {"threads": saved.get("threads", 0), "runs": runs}
 
 
 def of_run(run: Sweep, folder: pathlib.Path, of_arm: Config, at_once: int) -> Config:
@@ -121,10 +113,10 @@ def cores(sweep: Sweep, rows: Sequence[Mapping[str, typing.Any]]) -> list[list[i
     `rows`: each arm's `row`. A sweep that begins gets its `threads`.
     """
     here = sorted(os.sched_getaffinity(0))[: files.cores()]
-    fit = sum(run["loss"] is None and not run["why"] for run in sweep["runs"])
+    fit = sum(run["loss"] is None and not run["why"] for run in sweep["runs"]) or 1
     for row in rows:
-        fit = min(fit, int(lower.available_bytes() / (row["needed"] + PROCESS))) if row.get("kind") == "cpu" else 1
-    fit = max(fit, 1)
+        several = int(lower.available_bytes() / (row["needed"] + PROCESS)) if row.get("kind") == "cpu" else 1
+        fit = max(1, min(fit, several))
     each = sweep["threads"] = min(sweep["threads"] or max(len(here) // fit, 1), len(here))
     return [here[i * each :][:each] for i in range(min(fit, len(here) // each))]
 
@@ -165,33 +157,26 @@ def conclude(sweep: Sweep, folder: pathlib.Path) -> None:
     if math.isfinite(smallest := family.smallest(len(seeds), borrowed.df)):
         sweep["smallest"] = {"scatters": smallest, "seeds_for_half": family.seeds_for_half(len(seeds), borrowed.df)}
     if losses_SxA.size:
-        names, judged_2xC = ("key", "value", "difference", "half"), family.judge(losses_SxA, borrowed)
-        found = [
-            (key, value, *both)
-            for (key, value, _), *both in zip(rows, *map(np.ndarray.tolist, judged_2xC), strict=True)
-        ]
-        differences = [dict(zip(names, change, strict=True)) for change in found]
-        for change in differences:
-            change["half"] = change["half"] if math.isfinite(change["half"]) else None
-            told = change["half"] is not None and abs(change["difference"]) > change["half"]
-            change["saves"] = _saves(sweep, folder, change) if told else None
+        judged_2xC, differences = family.judge(losses_SxA, borrowed), []
+        for (key, value, _), change, half in zip(rows, *(part.tolist() for part in judged_2xC), strict=True):
+            saves = _saves(sweep, folder, key, value, change) if abs(change) > half else None
+            known = {"difference": change, "half": half if math.isfinite(half) else None, "saves": saves}
+            differences.append({"key": key, "value": value, **known})
         seeds_done, scatter = len(losses_SxA), losses_SxA.std(0, ddof=min(1, len(losses_SxA) - 1)).tolist()
         means = {"arms": arms, "means": losses_SxA.mean(0).tolist(), "scatters": scatter}
         sweep["result"] = {"seeds": seeds_done, "differences": differences} | means
 
 
-def _saves(sweep: Sweep, folder: pathlib.Path, change: Sweep) -> list[float] | None:
-    """Returns what the better value of a difference saves: (share of a run's tokens, tokens, dollars), medians of its runs."""
-    key, highest = change["key"], sweep["same"]["highest"]
-    better = change["value"] if (change["difference"] > 0) == highest else sweep["base"][key]
+def _saves(sweep: Sweep, folder: pathlib.Path, key: str, value: str, change: float) -> list[float] | None:
+    """Returns what the better of a key's value and the base's saves, the median of its runs: `_saved`."""
+    better = value if (change > 0) == sweep["same"]["highest"] else sweep["base"][key]
     done = [run for run in sweep["runs"] if run["loss"] is not None and sweep["arms"][run["arm"]][key] == better]
-    saved = [_saved(sweep, folder / "runs" / run["name"], abs(change["difference"])) for run in done]
-    known = [each for each in saved if each and each[0] > 0]
-    return np.median(known, axis=0).tolist() if known else None
+    saved = [_saved(sweep, folder / "runs" / run["name"], abs(change)) for run in done]
+    return np.median(known, axis=0).tolist() if (known := [each for each in saved if each]) else None
 
 
-def _saved(sweep: Sweep, folder: pathlib.Path, difference: float) -> list[float] | None:
-    """Returns the share of a run's tokens, tokens and dollars without which it is worse by `difference`; None: unknown.
+def _saved(sweep: Sweep, folder: pathlib.Path, change: float) -> list[float] | None:
+    """Returns the share of a run's tokens, tokens and dollars without which it is worse by `change`; None: unknown.
 
     Of pretraining by the forecast's law, for a schedule that is squeezed into fewer steps. Else by the run's own curve, whose
     rate has not fallen yet where it is cut off: that saves less.
@@ -204,16 +189,15 @@ def _saved(sweep: Sweep, folder: pathlib.Path, difference: float) -> list[float]
     if not curve:
         return None
     at, values = np.array(curve).T
-    best = np.minimum.accumulate(values)[::-1]
-    needed = np.interp(values[-1] + difference, best, at[::-1])
+    needed = np.interp(values[-1] + change, np.minimum.accumulate(values)[::-1], at[::-1])
     if logged and sweep["shape"]["program"] == "pretrain" and metric == metrics.HELD_OUT:
         x, losses, rates = np.array(logged).T
         law = forecast.fit(x.astype(int), losses, lambda n: np.interp(n, [0, *x], [0, *rates]), steps, steps)
         if isinstance(law, forecast.Forecast):
-            goal, shorter = law.squeezed(steps) + difference, range(max(steps // 20, 1), steps)
+            goal, shorter = law.squeezed(steps) + change, range(max(steps // 20, 1), steps)
             needed = shorter[0] + bisect.bisect_left(shorter, True, key=lambda n: law.squeezed(n) <= goal)
-    spent = [1.0, *(max(r.get(name) or 0.0 for r in records.values()) for name in ("tokens", "cost_usd"))]
-    return [(1 - needed / steps) * each for each in spent]
+    spent = (max(r.get(name) or 0.0 for r in records.values()) for name in ("tokens", "cost_usd"))
+    return [(1 - needed / steps) * each for each in (1.0, *spent)] if needed < steps else None
 
 
 def _beside(sweep: Sweep, folder: pathlib.Path) -> tuple[Noise, list[str]]:
@@ -230,13 +214,8 @@ def _beside(sweep: Sweep, folder: pathlib.Path) -> tuple[Noise, list[str]]:
 
 _RUN = dict.fromkeys(("name", "why"), files.TEXT) | dict.fromkeys(("arm", "seed"), files.whole(0))
 _RUN |= {"hours": files.NUMBER} | dict.fromkeys(("planned_hours", "loss"), files.NUMBER_OR_NONE)
-_SHAPE = {
-    "same": {},
-    "shape": {},
-    "arms": [{}],
-    "runs": [_RUN],
-    "noise": {"squares": files.NUMBER, "df": files.whole(0)},
-}
+_SHAPE = {"same": {}, "shape": {}, "arms": [{}], "runs": [_RUN]}
+_SHAPE |= {"noise": {"squares": files.NUMBER, "df": files.whole(0)}}
 
 
 def read(folder: pathlib.Path) -> Sweep | None:

@@ -82,16 +82,17 @@ def train_all(
       cores: as many runs train at a time as there are sets of cores, each on its own; (): one, on all.
       stopped: asked each second of each run that trains; returns why it is to stop, or "".
     """
-    waiting, parts = collections.deque(run for run in runs if not done(run)), iter(cores or [os.sched_getaffinity(0)])
+    waiting, cores = collections.deque(run for run in runs if not done(run)), cores or [os.sched_getaffinity(0)]
+    own = iter(cores)
     running: dict[supervisor.Supervisor, tuple[futures.Future[int], Entry]] = {}
     code = ended = 0
     with (
         console.working("training", len(waiting), "runs", end=False, quiet=True) as tell,
-        futures.ThreadPoolExecutor(len(cores) or 1, "run", lambda: os.sched_setaffinity(0, next(parts))) as pool,
+        futures.ThreadPoolExecutor(len(cores), "run", lambda: os.sched_setaffinity(0, next(own))) as pool,
         supervisor.signals(running),
     ):
         while running or (waiting and not code):
-            while waiting and not code and len(running) < (len(cores) or 1):
+            while waiting and not code and len(running) < len(cores):
                 if line := refused(waiting[0]):
                     say(f"{_place(runs, waiting[0])}: not begun: {line}")
                     code = 3
@@ -103,7 +104,7 @@ def train_all(
             for each, (future, run) in [*running.items()]:
                 if future.done():
                     del running[each]
-                    failed = _ended(runs, run, each.config, future.result(), after, len(cores) or 1)
+                    failed = _ended(runs, run, each.config, future.result(), after, len(cores))
                     ended, code = ended + 1, code or failed
                 elif why := "" if run["why"] else stopped(run, each.config):
                     run["why"] = why

@@ -8,7 +8,7 @@ import pytest
 from jaxlm.run import metrics
 
 search = pytest.importorskip("jaxlm.plan.sweep.search", exc_type=ImportError)
-SPACE = {"optim.lr": (1e-4, 1e-1), "model.n_layers": (1, 8), "optim.schedule": ["cosine", "linear"]}
+SPACE = {"optim.lr": (1e-4, 1e-1), "optim.weight_decay": (0.0, 0.5), "optim.schedule": ["cosine", "linear"]}
 
 
 def begin(runs: int, highest: bool = False) -> dict:
@@ -34,7 +34,7 @@ def test_values_lie_in_their_ranges_and_come_nearer_to_the_best(tmp_path):
         do(made, tmp_path, number)
     for arm in made["arms"]:
         assert 1e-4 <= float(arm["optim.lr"]) <= 1e-1
-        assert 1 <= int(arm["model.n_layers"]) <= 8
+        assert 0 <= float(arm["optim.weight_decay"]) <= 0.5
         assert arm["optim.schedule"] in ("cosine", "linear")
     losses = [run["loss"] for run in made["runs"]]
     assert sum(losses[15:]) < sum(losses[:15]) - 3  # by .2 nats each
