@@ -186,7 +186,7 @@ def _resolved(name: str, args: argparse.Namespace, overrides: list[str]) -> conf
 def _sweep(name: str, args: argparse.Namespace, overrides: list[str], several: dict[str, Sequence[str]]) -> None:
     """Stores the keys with several values in `args.space`, the config's own values in `args.own`, all arms in `args.arms`.
 
-    `args.arm` takes overrides and returns an arm: (values, config). A search's `arms` only show that its values are allowed.
+    `args.arm` takes overrides and returns an arm: (values, config). A search's `arms` only show that all its values go together.
     """
 
     def arm(more: Sequence[str]) -> tuple[dict[str, str], config_lib.Config]:
@@ -194,7 +194,7 @@ def _sweep(name: str, args: argparse.Namespace, overrides: list[str], several: d
         return {key: str(swept.value_of(config, key)) for key in several}, config_lib.resolve(config)
 
     args.space, args.arm, args.own = several, arm, arm([])[0]
-    made = list(map(arm, swept.combined(several, args.one_at_a_time or bool(args.search))))
+    made = list(map(arm, swept.combined(several, args.one_at_a_time)))
     args.arms = list({tuple(values.values()): (values, config) for values, config in made}.values())
 
 

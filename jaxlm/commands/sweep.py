@@ -15,6 +15,7 @@ from jaxlm.host import console, files
 from jaxlm.host.console import dollars, hours, say, table
 from jaxlm.host.errors import pip_install
 from jaxlm.plan import settle
+from jaxlm.plan.flops import count_params
 from jaxlm.plan.sweep import sweep
 from jaxlm.plan.sweep import text as sweep_text
 from jaxlm.plan.sweep.sweep import Sweep
@@ -40,7 +41,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
     same |= {"search": json.dumps(args.space)} if args.search else {}
     arms = [{}] * (args.search or 0) or [values for values, _ in args.arms]
     plan = sweep.begin(config, folder, args.own, arms, 1 if args.search else args.seeds, same)
-    rows = [sweep.row(arm) for arm in configs]
+    largest = [max(configs, key=lambda arm: count_params(arm.model))]
+    rows = [sweep.row(arm) for arm in (largest if args.search else configs)]
     making = _Making(args, plan, folder, size, limit, sweep.cores(plan, rows))
     making.begin([row["hours"] for row in rows])
     left, price = making.left(), config.hardware.usd_per_hour

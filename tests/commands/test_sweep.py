@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+import same_bits
 import tiny_data
 from tiny_keys import keys
 
@@ -192,6 +193,7 @@ def test_runs_that_train_at_a_time_share_the_machines_hours_and_its_price(data, 
         (["--search=5"], "nothing to compare: give a key several values"),
         (["--config.optim.weight_decay=-1..1", "--search=5"], "config.optim.weight_decay=-1.0"),
         (["--config.optim.lrr=1..2", "--search=5"], "unknown key config.optim.lrr"),
+        (["--config.model.n_heads=4,8", "--config.model.d_model=32,36", "--search=5"], "divisible by model.n_heads=8"),
     ],
 )
 def test_bad_input_is_one_line(data, tmp_path, trained, capsys, more, words):
@@ -263,6 +265,28 @@ def test_a_sweep_that_is_killed_in_the_middle_goes_on(data, tmp_path):
     assert (folder / "runs" / "lr_0.001-seed_0" / "metrics.jsonl").read_bytes() == done
     assert found["result"]["seeds"] == 2
     assert found["result"]["differences"][0]["difference"] < 0
+
+
+@pytest.mark.recipe
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core: one run at a time")
+def test_runs_at_a_time_have_the_bits_that_they_have_alone(data, tmp_path):
+    """The same sweep on one core, where one run trains at a time, has the same arrays in each checkpoint."""
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    more = ("--config.optim.lr=1e-3,1e-2", "--seeds=1", "--json", "--config.plan.measure=auto")
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "HOME": str(tmp_path)}
+    said = []
+    for name, own in (("two", cores), ("one", cores[:1])):
+        command = [sys.executable, "-m", "jaxlm.cli.cli", *argv(data, tmp_path, *more, f"--out={tmp_path / name}")]
+        pinned = ["taskset", "-c", ",".join(map(str, own)), *command]
+        done = subprocess.run(pinned, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        said.append("2 at a time, on 1 of the machine's cores each" in done.stderr)
+    assert said == [True, False]
+    for run in sweep.read(tmp_path / "two")["runs"]:
+        two, one = (
+            same_bits.arrays(tmp_path / name / "runs" / run["name"] / "checkpoints/20") for name in ("two", "one")
+        )
+        assert two == one
 
 
 def until(condition, process: subprocess.Popen, seconds: float = 500) -> None:
