@@ -186,7 +186,7 @@ def _resolved(name: str, args: argparse.Namespace, overrides: list[str]) -> conf
 def _sweep(name: str, args: argparse.Namespace, overrides: list[str], several: dict[str, Sequence[str]]) -> None:
     """Stores the keys with several values in `args.space`, the config's own values in `args.own`, all arms in `args.arms`.
 
-    `args.arm` takes overrides and returns an arm: (values, config). A search's `arms` only show that all its values go together.
+    `args.arm` takes overrides and returns an arm: (values, config). A search's `arms` only show that its values go together.
     """
 
     def arm(more: Sequence[str]) -> tuple[dict[str, str], config_lib.Config]:

@@ -193,7 +193,7 @@ def test_runs_that_train_at_a_time_share_the_machines_hours_and_its_price(data, 
         (["--search=5"], "nothing to compare: give a key several values"),
         (["--config.optim.weight_decay=-1..1", "--search=5"], "config.optim.weight_decay=-1.0"),
         (["--config.optim.lrr=1..2", "--search=5"], "unknown key config.optim.lrr"),
-        (["--config.model.n_heads=4,8", "--config.model.d_model=32,36", "--search=5"], "divisible by model.n_heads=8"),
+        (["--config.model.n_heads=4,8", "--config.model.d_model=32,40", "--search=5"], "model.head_dim=5 must be even"),
     ],
 )
 def test_bad_input_is_one_line(data, tmp_path, trained, capsys, more, words):
