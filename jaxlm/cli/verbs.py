@@ -175,7 +175,7 @@ VERBS = {
             "--search": _number("so many runs, by Optuna; a key may have a range: 1e-3..1e-2", None),
             "--usd": _option("begin no run that would pass these dollars", "USD", type=float),
             "--hours": _option("begin no run that would pass these hours", "H", type=float),
-            "--metric": _text("NAME", "what is compared, of metrics.jsonl (default: val/loss)", "val/loss"),
+            "--metric": _text("NAME", "what is compared, of metrics.jsonl (default: val/loss, or val/reward)", None),
             "--highest": _flag("a higher metric is better"),
             "--plan": _flag("only print the runs, their hours and what they can tell apart"),
             "--out": _text("SWEEP", "the folder for it all (default: WORKDIR/sweeps/KEYS)", None),

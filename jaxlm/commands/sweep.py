@@ -27,6 +27,9 @@ from jaxlm.run.survive import train_in_child
 
 def run(config: Config, args: argparse.Namespace) -> int:
     """Trains the missing runs, and writes SWEEP/sweep.json and report.html. `args.arms` and more: as `cli` stores them."""
+    if args.metric is None:  # rewards have no held-out loss
+        rewards = config.program in ("ppo", "grpo")
+        args.metric, args.highest = ("val/reward", True) if rewards else (HELD_OUT, args.highest)
     limit = _limit(config, args)
     train_in_child.check(config, args.config, args.overrides, "sweep")
     data, size, configs = config.data.path, 0, [arm for _, arm in args.arms]

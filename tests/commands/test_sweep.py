@@ -1,5 +1,7 @@
 """`jaxlm sweep` from the command line to its table and page: with runs that are only written down, then with real ones."""
 
+import argparse
+import dataclasses
 import json
 import os
 import pathlib
@@ -14,7 +16,8 @@ import tiny_data
 from tiny_keys import keys
 
 from jaxlm.cli import cli
-from jaxlm.config import Config, to_json
+from jaxlm.commands import sweep as command
+from jaxlm.config import Config, ConfigError, config_files, resolve, to_json
 from jaxlm.host import files
 from jaxlm.plan import lower
 from jaxlm.plan.sweep import sweep
@@ -201,6 +204,15 @@ def test_bad_input_is_one_line(data, tmp_path, trained, capsys, more, words):
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("jaxlm: ")]
     assert words in line
     assert not trained.names
+
+
+@pytest.mark.parametrize(("program", "metric"), [("grpo", "val/reward"), ("ppo", "val/reward"), ("sft", "val/loss")])
+def test_rewards_are_compared_by_the_held_out_reward(program, metric):
+    given = argparse.Namespace(metric=None, highest=False, arms=[])
+    own = resolve(config_files.load("base", ["workdir=x", "data.path=x"]))
+    with pytest.raises(ConfigError, match="nothing to compare"):
+        command.run(dataclasses.replace(own, program=program), given)
+    assert (given.metric, given.highest) == (metric, metric == "val/reward")
 
 
 def test_another_config_or_a_metric_that_is_not_measured_is_one_line(data, tmp_path, trained, capsys):
