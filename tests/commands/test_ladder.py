@@ -79,7 +79,7 @@ def test_all_runs_are_done_once_and_what_they_foretell_is_printed_and_kept(data,
     assert trained.names[:3] == ["d16-1k-rate0.5", "d16-1k", "d16-1k-rate2"]
     assert "FORETOLD base" in out
     assert "11 runs, for an unknown time, foretell base: " in err
-    assert "run 11 of 11, d32-4k: loss " in err
+    assert "run 11 of 11, d32-4k: came to " in err
     found = ladder.read(tmp_path / "ladder")
     row = found["foretold"][2]
     assert row["low"] < TRUE.loss(row["parameters"], row["tokens"]) < row["high"]

@@ -52,14 +52,14 @@ def tables(sweep: Sweep) -> list[Table]:
     arms = [["arm", f"mean {sweep['same']['metric']}", "scatter over seeds"]]
     for arm, mean, scatter in zip(*(result[key] for key in ("arms", "means", "scatters")), strict=True):
         arms.append([_arm(sweep, arm), f"{mean:.4f}", _number(scatter) if result["seeds"] > 1 else "unknown"])
-    rows = [["change", "difference", f"{1 - LEVEL:.0%} interval, all together", "", "worth"]]
+    rows = [["change", "", "difference", f"{1 - LEVEL:.0%} interval, all together", "worth"]]
     for row in result["differences"]:
         change, half = row["difference"], row["half"]
         verdict = "better" if (change > 0) == sweep["same"]["highest"] else "worse"
         verdict = "can't be told apart" if half is None or abs(change) <= half else verdict
         span = "unknown" if half is None else f"{_number(change - half, '+')} to {_number(change + half, '+')}"
         name = f"{row['key']} {sweep['base'][row['key']]} -> {row['value']}"
-        rows.append([name, _number(change, "+"), span, verdict, _worth(row.get("saves"))])
+        rows.append([name, verdict, _number(change, "+"), span, _worth(row.get("saves"))])
     return [arms, rows] if rows[1:] else [arms]
 
 

@@ -123,7 +123,7 @@ def _ended(runs: Sequence[Entry], run: Entry, config: Config, code: int, after: 
         say(f"{what}: ended with code {code}: {last_words(place)} (its output: {place / OUTPUT})")
         return code or 1
     left = sum(other["planned_hours"] or 0.0 for other in runs if not done(other)) / at_once
-    came = run["why"] if run["loss"] is None else f"loss {run['loss']:.4f}"
+    came = run["why"] if run["loss"] is None else f"came to {run['loss']:.4f}"
     say(f"{what}: {came}, {hours(run['hours'])}" + (f"; about {hours(left)} left" if left else ""))
     return 0
 
