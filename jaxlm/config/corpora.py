@@ -57,8 +57,8 @@ class PrepareSourceConfig:
     path: Annotated[str, written(".+", "a folder, file, glob, URL or dataset")] = key(
         "", "required: folder, file, glob, URL that fsspec knows, tfds:NAME, hub:REPOSITORY, embedded:NAME"
     )
-    format: str = key(
-        "auto", "auto (by name) | text | markdown | markup | html | warc | code | mediawiki | jsonl | parquet"
+    format: Literal["auto", "text", "markdown", "markup", "html", "warc", "code", "mediawiki", "jsonl", "parquet"] = (
+        key("auto", "of its files; auto = by their names")
     )
     text_key: str = key("text", "the field that holds the text, in jsonl, parquet and datasets")
     stages: tuple[str, ...] = key((), 'in order, each with its settings: "gopher_quality min_words=30"')
@@ -85,7 +85,7 @@ class PrepareConfig:
     workers: Annotated[int, at_least(0)] = key(
         0, "processes at a time (local), or the most tasks at a time (ray, slurm); 0 = one per core"
     )
-    engine_options: tuple[str, ...] = key(
+    engine_options: tuple[Annotated[str, written(r"[^=]+=.*", "NAME=VALUE")], ...] = key(
         (), "NAME=VALUE: of sbatch (partition=cpu, time=12:00:00) or of ray.init (address=auto)"
     )
     task_mb: Annotated[float, at_least(0.001)] = key(

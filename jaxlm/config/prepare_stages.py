@@ -1,8 +1,9 @@
 """The settings of the stages of `jaxlm prepare`: each key's type, default and comment. See `schema.py`."""
 
 import dataclasses
+from typing import Annotated, Literal
 
-from jaxlm.config.annotations import key
+from jaxlm.config.annotations import Count, NotNegative, Pattern, Share, Size, above, at_least, key, within
 
 
 @dataclasses.dataclass(frozen=True)
@@ -11,7 +12,7 @@ class HtmlSettings:
         True, '"#" before headings, fences around code, pipes in tables, "-" in lists; False = bare text'
     )
     comments: bool = key(False, "keep what readers wrote below an article")
-    min_chars: int = key(40, "of main text, else the document goes")
+    min_chars: Count = key(40, "of main text, else the document goes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,8 +23,8 @@ class DebrisSettings:
 @dataclasses.dataclass(frozen=True)
 class UnicodeSettings:
     mojibake: bool = key(True, 'mend UTF-8 that was read as another encoding ("cafÃ©")')
-    max_undecodable: float = key(0.01, "share of characters that are U+FFFD; documents with more go")
-    max_blank_lines: int = key(2, "in a row")
+    max_undecodable: Share = key(0.01, "share of characters that are U+FFFD; documents with more go")
+    max_blank_lines: Count = key(2, "in a row")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +32,8 @@ class LanguageSettings:
     languages: tuple[str, ...] = key(
         ("en",), 'codes as the model gives them; () = only note it in metadata["language_id"]'
     )
-    min_score: float = key(0.5, "probability below which the language counts as uncertain, and the document goes")
-    sample_chars: int = key(600, "looked at, from beginning, middle and end")
+    min_score: Share = key(0.5, "probability below which the language counts as uncertain, and the document goes")
+    sample_chars: Annotated[int, at_least(100)] = key(600, "looked at, from beginning, middle and end")
     keep_doubtful: bool = key(
         False,
         "keep prose whose language is uncertain, and texts without letters; lists of names and tables always stay",
@@ -42,33 +43,33 @@ class LanguageSettings:
 
 @dataclasses.dataclass(frozen=True)
 class GopherQualitySettings:
-    min_words: int = key(50, "in a document")
-    max_words: int = key(100000, "in a document")
-    min_mean_word_length: float = key(3.0, "characters")
-    max_mean_word_length: float = key(10.0, "characters")
-    max_symbols_per_word: float = key(0.1, 'of "#", and of ellipses')
-    max_bullet_lines: float = key(0.9, "share of lines that begin with a bullet")
-    max_ellipsis_lines: float = key(0.3, "share of lines that end in an ellipsis")
-    min_alphabetic_words: float = key(0.8, "share of words (marks are words too) with a letter")
-    min_stop_words: int = key(2, "different ones")
+    min_words: Count = key(50, "in a document")
+    max_words: Count = key(100000, "in a document")
+    min_mean_word_length: NotNegative = key(3.0, "characters")
+    max_mean_word_length: NotNegative = key(10.0, "characters")
+    max_symbols_per_word: NotNegative = key(0.1, 'of "#", and of ellipses')
+    max_bullet_lines: Share = key(0.9, "share of lines that begin with a bullet")
+    max_ellipsis_lines: Share = key(0.3, "share of lines that end in an ellipsis")
+    min_alphabetic_words: Share = key(0.8, "share of words (marks are words too) with a letter")
+    min_stop_words: Count = key(2, "different ones")
     stop_words: tuple[str, ...] = key(("the", "be", "to", "of", "and", "that", "have", "with"), "of the language")
 
 
 @dataclasses.dataclass(frozen=True)
 class GopherRepetitionSettings:
-    dup_line_frac: float = key(0.3, "share of lines that have come before")
-    dup_para_frac: float = key(0.3, "the same of paragraphs")
-    dup_line_char_frac: float = key(0.2, "share of characters in such lines")
-    dup_para_char_frac: float = key(0.2, "share of characters in such paragraphs")
-    top_2_gram: float = key(0.2, "share of characters in the most frequent pair of words")
-    top_3_gram: float = key(0.18, "the same for 3 words")
-    top_4_gram: float = key(0.16, "the same for 4 words")
-    dup_5_gram: float = key(0.15, "share of characters in runs of 5 words that have come before")
-    dup_6_gram: float = key(0.14, "the same for runs of 6 words")
-    dup_7_gram: float = key(0.13, "the same for runs of 7 words")
-    dup_8_gram: float = key(0.12, "the same for runs of 8 words")
-    dup_9_gram: float = key(0.11, "the same for runs of 9 words")
-    dup_10_gram: float = key(0.1, "the same for runs of 10 words")
+    dup_line_frac: Share = key(0.3, "share of lines that have come before")
+    dup_para_frac: Share = key(0.3, "the same of paragraphs")
+    dup_line_char_frac: Share = key(0.2, "share of characters in such lines")
+    dup_para_char_frac: Share = key(0.2, "share of characters in such paragraphs")
+    top_2_gram: Share = key(0.2, "share of characters in the most frequent pair of words")
+    top_3_gram: Share = key(0.18, "the same for 3 words")
+    top_4_gram: Share = key(0.16, "the same for 4 words")
+    dup_5_gram: Share = key(0.15, "share of characters in runs of 5 words that have come before")
+    dup_6_gram: Share = key(0.14, "the same for runs of 6 words")
+    dup_7_gram: Share = key(0.13, "the same for runs of 7 words")
+    dup_8_gram: Share = key(0.12, "the same for runs of 8 words")
+    dup_9_gram: Share = key(0.11, "the same for runs of 9 words")
+    dup_10_gram: Share = key(0.1, "the same for runs of 10 words")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,9 +78,9 @@ class C4Settings:
         False, "lines must end in . ? ! or a quotation mark (C4 did; FineWeb found it too much)"
     )
     citations: bool = key(True, "[1] and [edit] go from their lines")
-    min_sentences: int = key(5, "in the lines that stay, else the document goes; 0 = off")
-    min_words_per_line: int = key(3, "headings are such lines too; 0 = off")
-    max_word_length: int = key(1000, "a line with a longer word goes; 0 = off")
+    min_sentences: Count = key(5, "in the lines that stay, else the document goes; 0 = off")
+    min_words_per_line: Count = key(3, "headings are such lines too; 0 = off")
+    max_word_length: Count = key(1000, "a line with a longer word goes; 0 = off")
     lorem_ipsum: bool = key(True, "documents with it go")
     javascript: bool = key(True, "lines with this word go")
     curly_bracket: bool = key(True, 'documents with "{" go: False for texts about programs')
@@ -88,11 +89,11 @@ class C4Settings:
 
 @dataclasses.dataclass(frozen=True)
 class FineWebSettings:
-    min_punctuated_lines: float = key(0.12, "share of lines that end in . ? ! ...")
-    max_short_lines: float = key(0.67, "share of lines that are short; 1 = off")
-    short_line_chars: int = key(30, "up to this length a line is short")
-    max_repeated_line_chars: float = key(0.01, "share of characters in lines that have come before; 1 = off")
-    max_newlines_per_word: float = key(0.3, "more is a list")
+    min_punctuated_lines: Share = key(0.12, "share of lines that end in . ? ! ...")
+    max_short_lines: Share = key(0.67, "share of lines that are short; 1 = off")
+    short_line_chars: Count = key(30, "up to this length a line is short")
+    max_repeated_line_chars: Share = key(0.01, "share of characters in lines that have come before; 1 = off")
+    max_newlines_per_word: NotNegative = key(0.3, "more is a list")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,23 +101,23 @@ class ClassifierSettings:
     good: str = key("", "a folder or file of good examples (.txt, .jsonl, .parquet): hundreds or more")
     bad: str = key("", "and of bad ones")
     model: str = key("", "in place of both: the folder of a trained one (classifier.json, weights.npz)")
-    min_score: float = key(0.5, "probability of being good below which a document goes; 0 = only note it")
-    chars: int = key(4000, "looked at, from the beginning; a trained one has its own")
+    min_score: Share = key(0.5, "probability of being good below which a document goes; 0 = only note it")
+    chars: Count = key(4000, "looked at, from the beginning; a trained one has its own")
 
 
 @dataclasses.dataclass(frozen=True)
 class FunctionSettings:
     path: str = key("", "FILE.py:FUNCTION or MODULE:FUNCTION; called with a document's text and its metadata (a dict)")
-    min_score: float = key(0.5, "a document with less goes; 0 = only note it")
+    min_score: Share = key(0.5, "a document with less goes; 0 = only note it")
 
 
 @dataclasses.dataclass(frozen=True)
 class ToxicitySettings:
-    min_score: float = key(0.9, "probability (alt-profanity-check, English) from which a line is bad; 1 = off")
+    min_score: Share = key(0.9, "probability (alt-profanity-check, English) from which a line is bad; 1 = off")
     words: str = key(
         "", "a file of bad words and phrases, one a line; a line that holds one as a word of its own is bad"
     )
-    max_bad_lines: float = key(0.1, "share of lines beyond which the document goes")
+    max_bad_lines: Share = key(0.1, "share of lines beyond which the document goes")
     drop_lines: bool = key(True, "bad lines go from documents that stay")
 
 
@@ -124,21 +125,23 @@ class ToxicitySettings:
 class CodeSettings:
     parses: bool = key(True, "Python, JSON and TOML must parse (with the Python that runs this)")
     generated: bool = key(True, "files go whose head says that a program wrote them")
-    max_line_chars: int = key(1000, "longest line; 0 = off")
-    max_mean_line_chars: float = key(100.0, "0 = off")
-    max_data: float = key(0.5, "share of characters in long tables of numbers or strings, base64, hexadecimal; 1 = off")
-    min_alphabetic: float = key(0.25, "share of letters")
-    max_non_ascii: float = key(0.5, "share of characters beyond ASCII; 1 = off")
-    max_parse_chars: int = key(1000000, "longer files are not parsed")
+    max_line_chars: Count = key(1000, "longest line; 0 = off")
+    max_mean_line_chars: NotNegative = key(100.0, "0 = off")
+    max_data: Share = key(0.5, "share of characters in long tables of numbers or strings, base64, hexadecimal; 1 = off")
+    min_alphabetic: Share = key(0.25, "share of letters")
+    max_non_ascii: Share = key(0.5, "share of characters beyond ASCII; 1 = off")
+    max_parse_chars: Count = key(1000000, "longer files are not parsed")
 
 
 @dataclasses.dataclass(frozen=True)
 class PiiSettings:
-    kinds: tuple[str, ...] = key(("secret", "email", "iban", "card", "ssn", "ip", "mac", "phone"), "of personal data")
+    kinds: tuple[Literal["secret", "email", "iban", "card", "ssn", "ip", "mac", "phone"], ...] = key(
+        ("secret", "email", "iban", "card", "ssn", "ip", "mac", "phone"), "of personal data"
+    )
     regions: tuple[str, ...] = key(
         ("US",), "whose phone numbers are known without country code, besides those of a text's language; ISO codes"
     )
-    keep_emails: tuple[str, ...] = key(
+    keep_emails: tuple[Pattern, ...] = key(
         (
             r".*@([\w-]+\.)*example\.(com|org|net|edu)",
             r"(git|hg|svn|no-?reply|do-?not-?reply)@.*",
@@ -159,8 +162,8 @@ class JunkSettings:
     patterns: tuple[str, ...] = key(
         ("annotation", "chat_tokens"), "groups of jaxlm/corpus/stages/junk_patterns.py, regular expressions"
     )
-    level: str = key("line", "what goes: match (alone) | line | document")
-    min_hits: int = key(1, "matches of a pattern in a document from which on it goes")
+    level: Literal["match", "line", "document"] = key("line", "what goes: match (alone) | line | document")
+    min_hits: Size = key(1, "matches of a pattern in a document from which on it goes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,12 +172,14 @@ class DecontaminateSettings:
     fields: tuple[str, ...] = key(
         (), 'of files whose layout jaxlm does not know: ("riddles*.jsonl:body+question>answer+hint",)'
     )
-    ngram: int = key(13, "words compared at a time; fewer for items that are shorter than twice this")
-    min_words: int = key(5, "of the shortest question that counts")
-    coverage: float = key(
+    ngram: Annotated[int, within(5, 127)] = key(
+        13, "words compared at a time; fewer for items that are shorter than twice this"
+    )
+    min_words: Size = key(5, "of the shortest question that counts")
+    coverage: Annotated[float, above(0, most=1)] = key(
         0.35, "share of a question, or of a long answer, that a document must hold; short ones must be whole"
     )
-    max_items: int = key(20, "an n-gram that more items have is nobody's: instructions, licences")
+    max_items: Count = key(20, "an n-gram that more items have is nobody's: instructions, licences")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,19 +189,19 @@ class ExactSettings:
 
 @dataclasses.dataclass(frozen=True)
 class NearSettings:
-    threshold: float = key(0.6, "similarity from which one of two documents goes")
-    ngram: int = key(5, "words a shingle")
-    bands: int = key(20, "documents with all hashes of a band in common are compared")
-    rows: int = key(5, "hashes a band")
+    threshold: Share = key(0.6, "similarity from which one of two documents goes")
+    ngram: Size = key(5, "words a shingle")
+    bands: Size = key(20, "documents with all hashes of a band in common are compared")
+    rows: Size = key(5, "hashes a band")
 
 
 @dataclasses.dataclass(frozen=True)
 class LinesSettings:
-    min_documents: int = key(10, "of a site that hold a line, from which on it goes from all of them,")
-    min_share: float = key(0.05, "if it is this share of the site's documents too")
-    min_chars: int = key(20, "shorter lines are left alone")
-    min_paragraph_chars: int = key(200, "a paragraph on one line, this long, that comes back stays once")
-    max_removed: float = key(1.0, "share of a document's characters beyond which what is left of it goes too; 1: never")
+    min_documents: Size = key(10, "of a site that hold a line, from which on it goes from all of them,")
+    min_share: Share = key(0.05, "if it is this share of the site's documents too")
+    min_chars: Count = key(20, "shorter lines are left alone")
+    min_paragraph_chars: Count = key(200, "a paragraph on one line, this long, that comes back stays once")
+    max_removed: Share = key(1.0, "share of a document's characters beyond which what is left of it goes too; 1: never")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -397,9 +397,15 @@ class ProfileConfig:
         return (int(first), int(last)) if self.steps else None
 
 
+_MESH = written(
+    r"(?!.*\b(\w+):.*\b\1:)((data|fsdp|tensor|context):[1-9]\d{0,5}(, *|$))*",  # no axis twice
+    "axes (data, fsdp, tensor, context), each with its number of devices, such as fsdp:64 or data:4,fsdp:8",
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class PlanConfig:
-    mesh: str = key(
+    mesh: Annotated[str, _MESH] = key(
         "", 'plan for a mesh that is not there, such as fsdp:64 or data:4,fsdp:8; "" = one device of each kind'
     )
     hosts: Annotated[int, at_least(0)] = key(0, "over how many hosts that mesh goes; 0 = eight devices to a host")

@@ -2,7 +2,6 @@
 
 import re
 
-import numpy as np
 from resiliparse.parse.html import HTMLTree
 
 # resiliparse 2.0.1 takes a lone character of three bytes (a Chinese one, a dash) for an icon and drops it, unless this
@@ -44,21 +43,8 @@ def _well_formed(html: str) -> str:
     if "/>" in html and _XHTML.search(html[:2000]):
         html = _close(html)
     if not html.isascii():
-        html = _save_lone(html)
+        html = _LONE.sub(rf"\g<0>{SAVE}", html)
     return _LONE_ENTITY.sub(rf"\g<0>{SAVE}", html)
-
-
-def _save_lone(html: str) -> str:
-    """Puts `SAVE` after every character of three bytes that precedes a tag. A regex would take ten times as long."""
-    points = np.frombuffer(html.encode("utf-32-le", "surrogatepass"), np.uint32)
-    before_space_or_tag = (points[:-1] >= 0x800) & (points[1:] <= 0xA0)
-    ends = np.flatnonzero(before_space_or_tag) + 1
-    pieces, start = [], 0
-    for end in ends.tolist():
-        if _LONE.match(html, end - 1):
-            pieces += [html[start:end], SAVE]
-            start = end
-    return "".join([*pieces, html[start:]])
 
 
 def _close(html: str) -> str:

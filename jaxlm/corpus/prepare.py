@@ -153,8 +153,6 @@ def _run(
     plan.save(folder, units, samples)
     (folder / "stages").mkdir(exist_ok=True)
     _build_stages(plan, folder, log)
-    if wrong := [word for word in settings.engine_options if "=" not in word]:
-        raise ConfigError(f"config.prepare.engine_options: {wrong[0]!r} is not of the form NAME=VALUE")
     used = {stage for source in plan.sources.values() for stage in source.global_stages}
     phases = [
         ("shared", f"{_HERE}.find_shared", len(samples)),
@@ -192,7 +190,7 @@ def source_plans(settings: PrepareConfig, data: DataConfig) -> dict[str, SourceP
     if not settings.sources:
         raise ConfigError("nothing to prepare: config.prepare.sources is empty; see configs/data for examples")
     for name in registry.GLOBAL_STAGES:
-        registry.check_ranges(name, settings.stages[name])
+        registry.typed_settings(registry.StageSpec(name, settings.stages[name]))
     planned = {}
     for name, source in settings.sources.items():
         document_stages, together = _stages(source.stages, settings.stages, f"config.prepare.sources.{name}.stages")

@@ -163,12 +163,12 @@ def judged(drawn: Mapping[str, typing.Any]) -> list[str]:
     n, false = drawn["drawn"], drawn["false"]
     if not n:
         return []
-    share, z = false / n, 1.96
-    middle, half = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    low, high = (max(0.0, min(1.0, (middle + side * half) / (1 + z * z / n))) for side in (-1, 1))
+    from scipy import stats  # here, because it takes long to import
+
+    low, high = stats.binomtest(false, n).proportion_ci(method="wilson")
     return [
         f"near removed {drawn['of']:,} document{'s' * (drawn['of'] != 1)}; of {n} drawn {false} say something that what stays "
-        f"does not ({share:.0%}, 95% interval {low:.0%} to {high:.0%}): see report.html"
+        f"does not ({false / n:.0%}, 95% interval {low:.0%} to {high:.0%}): see report.html"
     ]
 
 

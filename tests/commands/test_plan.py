@@ -181,7 +181,7 @@ def test_a_parameter_left_whole_is_told(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("plan.mesh=fdsp:64", "no axis 'fdsp'; did you mean 'fsdp'?"),
+        ("plan.mesh=fdsp:64", "must be axes (data, fsdp, tensor, context), each with its number of devices, such as"),
         ("plan.mesh=fsdp:3", "train.batch_size=64 is not divisible by the mesh's data x fsdp = 3 devices"),
         ("plan.accelerator=H1000", "did you mean 'H100'?"),
         ("plan.prices=nowhere.toml", "No such file"),

@@ -51,7 +51,7 @@ sample.prompts | tuple of str |
 tune.remat | tuple of str | each one of none, names, dots, full
 prepare.sources.NAME.priority | int | in -128 to 127
 phases.plan.NAME.max_nonfinite_steps | int | at least 0, or -1 for no gate
-prepare.stages.near.threshold | float |
+prepare.stages.near.threshold | float | in 0 to 1
 """
 
 

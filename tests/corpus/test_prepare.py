@@ -363,6 +363,7 @@ def test_documents_of_another_recipe_are_not_taken_for_ones_own(corpus, done, tm
         ("prepare.sources.web.stages=('pii kind=2',)", "no setting 'kind=2'; did you mean 'kinds'"),
         ("prepare.sources.web.stages=('near bands=2',)", "set config.prepare.stages.near.KEY"),
         ("prepare.sources.web.path='nowhere'", "nowhere"),
+        ("prepare.sources.web.format='txet'", "choose one of auto, .*; did you mean 'text'"),
         ("prepare.stages.near.threshold=7.0", "near.threshold=7.0 must be in 0 to 1"),
         ("prepare.stages.near.bands=0", "near.bands=0 must be at least 1"),
         (
@@ -372,7 +373,7 @@ def test_documents_of_another_recipe_are_not_taken_for_ones_own(corpus, done, tm
         ("prepare.sources.web.stages=('c4 min_sentences=x',)", "expected int"),
         ("prepare.sources.web.stages=('gopher_quality max_words=10',)", "min_words=50 is above max_words=10"),
         ("data.dir=/proc/nothing", "data.dir=/proc/nothing can't be made"),
-        ("prepare.engine_options=('partition',)", "not of the form NAME=VALUE"),
+        ("prepare.engine_options=('partition',)", "'partition' must be NAME=VALUE"),
     ],
 )
 def test_bad_settings_are_refused_in_one_line(corpus, tmp_path, override, message):

@@ -5,12 +5,11 @@ comes with its floor, the divergence of two halves of one source; the nearest mi
 Mercer 1980).
 """
 
-import array
 import collections
 import dataclasses
 import hashlib
-import heapq
 import itertools
+import math
 import operator
 import re
 import statistics
@@ -19,9 +18,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import scipy.sparse
+from scipy.special import rel_entr
 from sklearn.feature_extraction.text import TfidfTransformer
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import roc_auc_score
+from sklearn.model_selection import PredefinedSplit, cross_val_score
 
 from jaxlm.config import ConfigError
 from jaxlm.corpus import words as words_lib
@@ -62,8 +62,8 @@ class Sample:
 
 def sample(texts: Iterable[str], sample_chars: int, read_bytes: int) -> Sample:
     """Reads up to `read_bytes` of the texts, and keeps about `sample_chars` of passages, those with the lowest hashes."""
-    heap: list[tuple[int, int, str]] = []  # of (-hash, document, passage), the highest hash on top
-    lengths, total, read = array.array("Q"), 0, 0
+    hashed: list[tuple[int, str, int]] = []  # (hash, passage, document)
+    lengths, read = [], 0
     for document, text in enumerate(texts):
         raw = text.encode("utf-8", "replace")
         key = hashlib.blake2b(raw, digest_size=8).digest()
@@ -71,42 +71,17 @@ def sample(texts: Iterable[str], sample_chars: int, read_bytes: int) -> Sample:
         read += len(raw)
         for start in range(0, len(text), PASSAGE_CHARS):
             digest = hashlib.blake2b(start.to_bytes(8, "little"), digest_size=8, key=key).digest()
-            passage = text[start : start + PASSAGE_CHARS]
-            heapq.heappush(heap, (-int.from_bytes(digest, "little"), document, passage))
-            total += len(passage)
-            while total - len(heap[0][2]) >= sample_chars:
-                total -= len(heapq.heappop(heap)[2])
+            hashed.append((int.from_bytes(digest, "little"), text[start : start + PASSAGE_CHARS], document))
         if read >= read_bytes:
             break
-    heap.sort(key=lambda item: (-item[0], item[2]))
+    hashed.sort()
+    sizes = np.cumsum([len(passage) for _, passage, _ in hashed])
+    kept = hashed[: np.searchsorted(sizes, sample_chars) + 1]
     number: dict[int, int] = {}
-    groups = np.asarray([number.setdefault(document, len(number)) for _, document, _ in heap], np.int64)
+    groups = np.asarray([number.setdefault(document, len(number)) for *_, document in kept], np.int64)
     if len(number) < _FEW_DOCUMENTS:
-        groups = np.arange(len(heap))
-    return Sample([passage for _, _, passage in heap], groups, np.frombuffer(lengths, np.uint64).astype(np.int64), read)
-
-
-class Vocabulary:
-    """Numbers lower-case words, alike for all samples that are compared."""
-
-    def __init__(self) -> None:
-        self._ids: collections.defaultdict[str, int] = collections.defaultdict()
-        self._ids.default_factory = self._ids.__len__
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def ids(self, text: str) -> np.ndarray:
-        """Returns the numbers of a text's words, int64[words]. A new word gets a new number."""
-        return np.asarray([self._ids[word] for word in words_lib.split(text.lower())], np.int64)
-
-    def names(self) -> list[str]:
-        return list(self._ids)
-
-
-def bigrams(ids: np.ndarray) -> np.ndarray:
-    """Returns each pair of neighbours as one number, `first << 32 | second`: int64[words - 1]."""
-    return ids[:-1] << 32 | ids[1:]
+        groups = np.arange(len(kept))
+    return Sample([passage for _, passage, _ in kept], groups, np.asarray(lengths, np.int64), read)
 
 
 def js_divergence(a: np.ndarray, b: np.ndarray) -> float:
@@ -122,12 +97,7 @@ def js_divergence(a: np.ndarray, b: np.ndarray) -> float:
 def js_of_shares(p: np.ndarray, q: np.ndarray) -> float:
     """Returns the Jensen-Shannon divergence in bits of two distributions, float[V] each."""
     m = (p + q) / 2
-
-    def kl(x: np.ndarray) -> float:
-        some = x > 0
-        return float(np.sum(x[some] * np.log2(x[some] / m[some])))
-
-    return max(0.0, (kl(p) + kl(q)) / 2)
+    return max(0.0, float(rel_entr(p, m).sum() + rel_entr(q, m).sum()) / math.log(4))
 
 
 def nearest_mixture(components: np.ndarray, target: np.ndarray, steps: int = 1000) -> np.ndarray:
@@ -292,42 +262,42 @@ def compare(
     """
     if target is not None and TARGET in sources:
         raise ConfigError('no source may be named "target" in a mismatch report: rename it')
-    vocabulary, profiles = Vocabulary(), {}
+    numbers: dict[str, int] = {}  # of words and pairs of words, alike for all samples that are compared
+    profiles: dict[str, _Profile] = {}
     everything = dict(sources) | ({TARGET: target} if target is not None else {})
     for name, texts in everything.items():
         passages = sample(texts, round(sample_mb * 1e6), round(read_mb * 1e6))
         if not any(passage.strip() for passage in passages.passages):
             raise ConfigError(f"{'the target' if name == TARGET else f'source {name}'} has no text to compare")
-        profiles[name] = _Profile(passages, vocabulary)
-    features = _features(profiles)
+        profiles[name] = _Profile(passages, numbers)
+    rows, terms = _features(profiles, list(numbers))
     names = [(a, b) for a, b in itertools.combinations(sources, 2)]
     names += [(a, TARGET) for a in sources] if target is not None else []
-    terms = vocabulary.names()
-    pairs = [_pair(a, b, profiles, features, terms) for a, b in names]
+    pairs = [_pair(a, b, profiles, rows, terms) for a, b in names]
     now = dict.fromkeys(sources, 1.0) if weights is None else {name: float(weights[name]) for name in sources}
     now = {name: weight / sum(now.values()) for name, weight in now.items()}
-    mixture = _mixture(profiles, now, len(vocabulary)) if target is not None else None
+    mixture = _mixture(profiles, now, len(numbers)) if target is not None else None
     described = {name: profile.describe() for name, profile in profiles.items()}
     return Report(described, pairs, mixture, _advise(described, pairs, mixture))
 
 
 class _Profile:
-    """A sample as numbers: the words of each passage, and of two halves that share no document."""
+    """A sample as numbers: the words and the pairs of words of each passage, and of two halves that share no document."""
 
-    def __init__(self, sample: Sample, vocabulary: Vocabulary):
+    def __init__(self, sample: Sample, numbers: dict[str, int]):
+        """A word or pair that `numbers` lacks gets the next number."""
         self.sample = sample
-        self.passages = [vocabulary.ids(passage) for passage in sample.passages]
-        self.words = np.concatenate(self.passages)
-        self.bigrams = [bigrams(ids) for ids in self.passages]
+        words = [words_lib.split(passage.lower()) for passage in sample.passages]
+        pairs = [[f"{a} {b}" for a, b in itertools.pairwise(passage)] for passage in words]
+        self.passages = [
+            [np.asarray([numbers.setdefault(term, len(numbers)) for term in passage], np.int64) for passage in kind]
+            for kind in (words, pairs)
+        ]
+        self.words = np.concatenate(self.passages[0])
         # Documents take turns, in the order in which their first passages stand in the sample.
         turn = {group: i % 2 for i, group in enumerate(dict.fromkeys(sample.groups.tolist()))}
         side = [turn[group] for group in sample.groups.tolist()]
-        self.halves = [self._half(side, half) for half in (0, 1)]
-
-    def _half(self, side: list[int], half: int) -> tuple[np.ndarray, np.ndarray]:
-        chosen = [i for i, s in enumerate(side) if s == half]
-        empty = [np.empty(0, np.int64)]
-        return tuple(np.concatenate([of[i] for i in chosen] + empty) for of in (self.passages, self.bigrams))
+        self.halves = [[_where(kind, side, half) for kind in self.passages] for half in (0, 1)]
 
     def describe(self) -> dict[str, typing.Any]:
         """Returns the source's entry in the report."""
@@ -341,11 +311,16 @@ class _Profile:
         }
 
 
+def _where(passages: Sequence[np.ndarray], side: Sequence[int], half: int) -> np.ndarray:
+    own = [passage for passage, own_side in zip(passages, side, strict=True) if own_side == half]
+    return np.concatenate([np.empty(0, np.int64), *own])
+
+
 def _divergence(a: _Profile, b: _Profile, kind: int) -> tuple[float, float]:
-    """Returns (JS of a and b, mean JS between the halves of each), on samples of one size. kind 0: words, 1: bigrams."""
+    """Returns (JS of a and b, mean JS between the halves of each), on samples of one size. kind 0: words, 1: pairs."""
     size = min(len(half[kind]) for half in a.halves + b.halves)
 
-    def js(x: tuple[np.ndarray, ...], y: tuple[np.ndarray, ...]) -> float:
+    def js(x: Sequence[np.ndarray], y: Sequence[np.ndarray]) -> float:
         return js_divergence(x[kind][:size], y[kind][:size])
 
     across = [js(x, y) for x, y in zip(a.halves, b.halves, strict=True)]
@@ -353,44 +328,31 @@ def _divergence(a: _Profile, b: _Profile, kind: int) -> tuple[float, float]:
     return float(np.mean(across)), float(np.mean(within))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Features:
-    """TF-IDF of passages (CSR float[passages, F]) by source, and each column's word or bigram as `Vocabulary` numbers them."""
-
-    rows: dict[str, scipy.sparse.csr_matrix]
-    columns: np.ndarray
-    is_word: np.ndarray
-
-
-def _features(profiles: Mapping[str, _Profile]) -> _Features:
-    """Returns the TF-IDF of the most frequent words (two thirds) and bigrams of all passages."""
-    keys, passages_of = [], {name: len(p.passages) for name, p in profiles.items()}
-    for kind, limit in ((0, _FEATURES * 2 // 3), (1, _FEATURES // 3)):
-        everything = [ids for p in profiles.values() for ids in (p.passages, p.bigrams)[kind]]
-        row = np.repeat(np.arange(len(everything)), [len(ids) for ids in everything])
-        values, column, counts = np.unique(np.concatenate(everything), return_inverse=True, return_counts=True)
-        best = np.sort(np.argsort(-counts, kind="stable")[:limit])
-        place = np.full(len(values), -1)
-        place[best] = np.arange(len(best))
-        frequent = place[column] >= 0
-        shape = (len(everything), len(best))
-        ones = np.ones(int(frequent.sum()))
-        keys.append(
-            (values[best], scipy.sparse.csr_matrix((ones, (row[frequent], place[column][frequent])), shape=shape))
-        )
-    matrix = TfidfTransformer(sublinear_tf=True).fit_transform(scipy.sparse.hstack([m for _, m in keys], format="csr"))
-    ends = np.cumsum(list(passages_of.values()))
-    rows = {name: matrix[end - passages_of[name] : end] for name, end in zip(passages_of, ends.tolist(), strict=True)}
-    columns = np.concatenate([values for values, _ in keys])
-    return _Features(rows, columns, np.arange(len(columns)) < len(keys[0][0]))
+def _features(
+    profiles: Mapping[str, _Profile], terms: Sequence[str]
+) -> tuple[dict[str, scipy.sparse.csr_matrix], list[str]]:
+    """Returns (source -> TF-IDF of its passages, CSR float[passages, F], by the most frequent terms; these F terms)."""
+    passages = [np.concatenate(kinds) for profile in profiles.values() for kinds in zip(*profile.passages, strict=True)]
+    everything, ends = np.concatenate(passages), np.cumsum([0, *map(len, passages)])
+    counts = scipy.sparse.csr_matrix((np.ones(len(everything)), everything, ends), (len(passages), len(terms)))
+    counts.sum_duplicates()
+    often, is_pair = np.bincount(everything, minlength=len(terms)), np.asarray([" " in term for term in terms])
+    kinds = (np.flatnonzero(~is_pair), _FEATURES * 2 // 3), (np.flatnonzero(is_pair), _FEATURES // 3)
+    best = np.concatenate([own[np.sort(np.argsort(-often[own], kind="stable")[:limit])] for own, limit in kinds])
+    matrix = TfidfTransformer(sublinear_tf=True).fit_transform(counts[:, best])
+    bounds = np.cumsum([0, *(len(profile.sample.passages) for profile in profiles.values())]).tolist()
+    rows = {name: matrix[a:b] for name, (a, b) in zip(profiles, itertools.pairwise(bounds), strict=True)}
+    return rows, [terms[i] for i in best.tolist()]
 
 
-def _pair(a: str, b: str, profiles: Mapping[str, _Profile], features: _Features, terms: list[str]) -> Pair:
+def _pair(
+    a: str, b: str, profiles: Mapping[str, _Profile], rows: Mapping[str, scipy.sparse.csr_matrix], terms: Sequence[str]
+) -> Pair:
     words, floor_words = _divergence(profiles[a], profiles[b], 0)
     pairs, floor_pairs = _divergence(profiles[a], profiles[b], 1)
     # Hashes order the passages: the first ones are a sample.
-    size = min(_CLASSIFIED, features.rows[a].shape[0], features.rows[b].shape[0])
-    x = scipy.sparse.vstack([features.rows[name][:size] for name in (a, b)], format="csr")
+    size = min(_CLASSIFIED, rows[a].shape[0], rows[b].shape[0])
+    x = scipy.sparse.vstack([rows[name][:size] for name in (a, b)], format="csr")
     y = np.repeat([0, 1], size)
     groups_b = profiles[b].sample.groups[:size] + 1 + profiles[a].sample.groups.max()
     auc = _auc(x, y, np.concatenate([profiles[a].sample.groups[:size], groups_b]))
@@ -401,14 +363,9 @@ def _pair(a: str, b: str, profiles: Mapping[str, _Profile], features: _Features,
     def telling(sign: int) -> list[str]:
         side = np.where(np.sign(weight) == sign, effect, 0)
         best = np.argsort(-side, kind="stable")[:_TELLING]
-        return [_name(features, i, terms) for i in best.tolist() if side[i] > 0]
+        return [terms[i] for i in best.tolist() if side[i] > 0]
 
     return Pair(a, b, words, floor_words, pairs, floor_pairs, auc, telling(-1), telling(1))
-
-
-def _name(features: _Features, column: int, terms: list[str]) -> str:
-    value = int(features.columns[column])
-    return terms[value] if features.is_word[column] else f"{terms[value >> 32]} {terms[value & 0xFFFFFFFF]}"
 
 
 def _classifier() -> LogisticRegression:
@@ -423,11 +380,8 @@ def _auc(x: scipy.sparse.csr_matrix, y: np.ndarray, groups: np.ndarray) -> float
     fold = np.empty(len(y), np.int64)
     for side in (0, 1):  # each side's documents by turns, so that every fold has both sides
         fold[y == side] = np.unique(groups[y == side], return_inverse=True)[1] % _FOLDS
-    scores = []
-    for test in (fold == number for number in range(_FOLDS)):
-        model = _classifier().fit(x[~test], y[~test])
-        scores.append(roc_auc_score(y[test], model.decision_function(x[test])))
-    return float(np.mean(scores))
+    scores = cross_val_score(_classifier(), x, y, cv=PredefinedSplit(fold), scoring="roc_auc")
+    return float(scores.mean())
 
 
 def _mixture(profiles: Mapping[str, _Profile], now: Mapping[str, float], size: int) -> Mixture:

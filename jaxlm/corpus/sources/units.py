@@ -6,7 +6,7 @@ import sys
 import zlib
 from collections.abc import Iterator, Sequence
 
-from jaxlm.config import ConfigError, nearest
+from jaxlm.config import ConfigError
 from jaxlm.corpus.sources import base, files, registry
 from jaxlm.corpus.sources.base import Part, SourceSpec, SourceStats, Unit
 from jaxlm.corpus.stage import Document
@@ -105,9 +105,6 @@ def find_parts(spec: SourceSpec, task_bytes: int, others: collections.Counter[st
     if scheme := registry.scheme(spec.path):
         return registry.reader(scheme).parts(spec, task_bytes)
     choices = {"auto": registry.AUTO, "plain": registry.PLAIN}
-    if spec.format not in choices and spec.format not in registry.FORMATS:
-        known = ["auto", *registry.FORMATS]
-        raise ConfigError(f"source '{spec.path}': no format '{spec.format}'; {nearest(spec.format, known)}")
     formats = choices.get(spec.format, (spec.format,))
     if spec.format == "code":
         from jaxlm.corpus.sources import code

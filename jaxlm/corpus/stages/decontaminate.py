@@ -34,8 +34,6 @@ class Decontaminate(Stage):
         """Writes the index to `folder`. Returns a line for each file. Raises ConfigError if a file has nothing to index."""
         if not settings.paths:
             raise ConfigError("prepare.stages.decontaminate.paths is empty: name the benchmark files (jsonl, parquet)")
-        if not 5 <= settings.ngram < 128 or settings.min_words < 1 or not 0 < settings.coverage <= 1:
-            raise ConfigError(f"{_KEY} needs 5 <= ngram < 128, min_words >= 1 and 0 < coverage <= 1")
         fields, by_file = layouts.named(settings.fields, f"{_KEY}.fields"), {}
         for path in reading.files(settings.paths, f"{_KEY}.paths"):
             by_file[path] = layouts.items(path, fields)

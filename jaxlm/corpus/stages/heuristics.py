@@ -13,6 +13,7 @@ import typing
 import numpy as np
 
 from jaxlm.corpus import words
+from jaxlm.corpus.dedup.signatures import ngram_hashes
 from jaxlm.corpus.stage import Document, Edits, Remove, Settings, Stage
 
 
@@ -93,7 +94,7 @@ class GopherRepetition(_Prose):
         s, text = self.settings, document.text
         if not text:
             return Remove("empty")
-        for kind, parts in (("para", _paragraphs(text)), ("line", _lines(text))):
+        for kind, parts in (("para", re.split(r"\n{2,}", text.strip())), ("line", re.split(r"\n+", text))):
             repeated, chars = self._find_duplicates(parts)
             for reason, share in (
                 (f"dup_{kind}_frac", repeated / len(parts)),
@@ -114,37 +115,16 @@ class GopherRepetition(_Prose):
         return None
 
 
-def _paragraphs(text: str) -> list[str]:
-    """Does the same as `re.split(r"\\n{2,}", text.strip())`, but faster."""
-    return [part.removeprefix("\n") for part in text.strip().split("\n\n") if part] or [""]
-
-
-def _lines(text: str) -> list[str]:
-    """Does the same as `re.split(r"\\n+", text)`, but faster."""
-    first, *inner = text.split("\n")
-    return [first, *filter(None, inner[:-1]), *inner[-1:]]
-
-
 class _Grams:
-    """The n-grams of a document's words, as 64-bit hashes (a polynomial in the words' numbers modulo 2^64)."""
-
-    _BASE = np.uint64(0x9E3779B97F4A7C15)
+    """The n-grams of a document's words, as 64-bit hashes of the words' numbers; n up to 10."""
 
     def __init__(self, tokens: list[str]):
         numbers = {word: i for i, word in enumerate(dict.fromkeys(tokens), 1)}
         self._words = np.fromiter(map(numbers.__getitem__, tokens), np.uint64, len(tokens))
         self._lengths = np.fromiter(map(len, numbers), np.int64, len(numbers))[self._words.astype(np.int64) - 1]
         self._ends = np.concatenate([[0], np.cumsum(self._lengths)])
-        self._hashes = self._words
-        self._n = 1
+        self._hashes = [self._words, *ngram_hashes(self._words, [*range(1, 11)])]
         self._order: tuple[int, np.ndarray, np.ndarray] = (0, self._words, self._words)
-
-    def _of(self, n: int) -> np.ndarray:
-        """Returns the hashes, uint64[words - n + 1]. `n` may only grow from call to call."""
-        while self._n < n:
-            self._hashes = self._hashes[:-1] * self._BASE + self._words[self._n :]
-            self._n += 1
-        return self._hashes
 
     def top_chars(self, n: int) -> int:
         """Returns the length (with spaces) of the most frequent n-gram, the first of equals, times its count.
@@ -153,7 +133,7 @@ class _Grams:
         """
         if len(self._words) < n:
             return 0
-        hashes = self._of(n)
+        hashes = self._hashes[n]
         ordered = np.sort(hashes)
         ends = np.append(np.flatnonzero(ordered[1:] != ordered[:-1]), len(ordered) - 1)
         counts = ends.copy()
@@ -187,7 +167,7 @@ class _Grams:
         places = np.sort(order[often])  # the others occur once
         seen = set()
         end = chars = 0
-        for i, gram in zip(places.tolist(), self._of(n)[places].tolist(), strict=True):
+        for i, gram in zip(places.tolist(), self._hashes[n][places].tolist(), strict=True):
             if i < end:
                 continue
             if gram in seen:
@@ -200,7 +180,7 @@ class _Grams:
     def _sorted(self, n: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the n-grams' places sorted by hash, and, from the second on, True if an n-gram equals the previous."""
         if self._order[0] != n:
-            hashes = self._of(n)
+            hashes = self._hashes[n]
             order = np.argsort(hashes, kind="stable")
             ordered = hashes[order]
             self._order = n, order, ordered[1:] == ordered[:-1]

@@ -8,18 +8,12 @@ from jaxlm.config import ConfigError
 from jaxlm.corpus.stage import Document, Edits, Remove, Settings, Stage
 from jaxlm.corpus.stages.junk_patterns import GROUPS, Shown
 
-_LEVELS = ("match", "line", "document")
-
 
 class Junk(Stage):
     """Removes what the patterns match. Removes a document if nothing is left; the reason is the last pattern's name."""
 
     def __init__(self, settings: Settings, folder: pathlib.Path):
         super().__init__(settings, folder)
-        if settings.level not in _LEVELS:
-            raise ConfigError(f"prepare.stages.junk.level={settings.level!r}: choose one of {', '.join(_LEVELS)}")
-        if settings.min_hits < 1:
-            raise ConfigError(f"prepare.stages.junk.min_hits={settings.min_hits}: it must be at least 1")
         self._find = {p: GROUPS[p].matches if p in GROUPS else _compile(p).finditer for p in settings.patterns}
 
     @classmethod

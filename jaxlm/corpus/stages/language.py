@@ -54,8 +54,6 @@ class Language(Stage):
 
     @classmethod
     def build(cls, settings: Settings, folder: pathlib.Path) -> None:
-        if settings.sample_chars < 100:
-            raise ConfigError(f"prepare.stages.language.sample_chars={settings.sample_chars}: use 100 or more")
         if settings.model:
             _fasttext(settings.model)
             return

@@ -15,7 +15,7 @@ import phonenumbers
 from stdnum import iban, luhn
 from stdnum.us import ssn
 
-from jaxlm.config import ConfigError, nearest
+from jaxlm.config import ConfigError
 from jaxlm.corpus.stage import Document, Edits, Remove, Settings, Stage
 from jaxlm.corpus.stages import language
 from jaxlm.corpus.stages.credentials import find_secrets
@@ -28,18 +28,10 @@ class Pii(Stage):
 
     @classmethod
     def build(cls, settings: Settings, folder) -> None:
-        """Raises ConfigError if a kind or a region is unknown, or a pattern is no regex."""
-        for kind in settings.kinds:
-            if kind not in _KINDS:
-                raise ConfigError(f"prepare.stages.pii.kinds: no kind {kind!r}; {nearest(kind, _KINDS)}")
+        """Raises ConfigError if a region is unknown."""
         for region in settings.regions:
             if region not in phonenumbers.SUPPORTED_REGIONS:
                 raise ConfigError(f"prepare.stages.pii.regions: no region {region!r}; write ('US', 'GB')")
-        for pattern in settings.keep_emails:
-            try:
-                re.compile(pattern)
-            except re.error as e:
-                raise ConfigError(f"prepare.stages.pii.keep_emails: {pattern!r} is no regex: {e}") from e
 
     def apply(self, document: Document, edits: Edits) -> Remove | None:
         """See `Stage.apply`; `edits` counts by placeholder, as in {"EMAIL": 2}."""

@@ -9,7 +9,6 @@ import glob
 import hashlib
 import importlib
 import json
-import math
 import pathlib
 import typing
 from collections.abc import Mapping
@@ -91,28 +90,11 @@ def stage_class(name: str) -> type[Stage]:
 
 def typed_settings(spec: StageSpec) -> typing.Any:
     """Returns the settings as a dataclass. Raises ConfigError for a value of a wrong type or size."""
-    typed = config_lib.build(type(getattr(StagesConfig(), spec.name)), spec.settings, f"prepare.stages.{spec.name}")
-    check_ranges(spec.name, dataclasses.asdict(typed))
-    return typed
-
-
-_COUNTED_FROM_ONE = ("ngram", "bands", "rows", "min_documents")
-_MAY_PASS_ONE = ("per_word", "word_length", "per_byte", "mean_line_chars")  # all other floats are shares
-
-
-def check_ranges(name: str, settings: Mapping[str, typing.Any]) -> None:
-    """Raises ConfigError if a number can't work for the stage `name`, such as a negative number or a share above 1."""
-    for key, value in settings.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            continue
-        share = isinstance(value, float) and not key.endswith(_MAY_PASS_ONE)
-        low, high = int(key in _COUNTED_FROM_ONE), 1 if share else math.inf
-        if not low <= value <= high:
-            limits = f"in {low} to {high}" if share else f"at least {low}"
-            raise ConfigError(f"prepare.stages.{name}.{key}={value} must be {limits}")
-        most = settings.get(f"max_{key.removeprefix('min_')}") if key.startswith("min_") else None
-        if most and value > most:
-            raise ConfigError(f"prepare.stages.{name}: min_{key[4:]}={value} is above max_{key[4:]}={most}")
+    for key, most in spec.settings.items():
+        least = spec.settings.get(f"min_{key.removeprefix('max_')}") if key.startswith("max_") else None
+        if least and most and least > most:
+            raise ConfigError(f"prepare.stages.{spec.name}: min_{key[4:]}={least} is above {key}={most}")
+    return config_lib.build(type(getattr(StagesConfig(), spec.name)), spec.settings, f"prepare.stages.{spec.name}")
 
 
 def digest(spec: StageSpec) -> str:

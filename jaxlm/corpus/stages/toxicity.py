@@ -4,7 +4,7 @@ A line is bad by alt-profanity-check (a linear SVM on words, for English), or if
 """
 
 import functools
-import itertools
+import importlib.util
 import pathlib
 import re
 import types
@@ -16,7 +16,6 @@ from jaxlm.config import ConfigError, pip_install
 from jaxlm.corpus.stage import Document, Edits, Remove, Settings, Stage
 
 _SPACELESS = re.compile("[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")  # Thai, Japanese, Chinese
-_words = re.compile(r"\b\w\w+\b").findall  # as the model was trained
 
 
 class Toxicity(Stage):
@@ -56,43 +55,31 @@ class Toxicity(Stage):
 
 def require(who: str, otherwise: str) -> None:
     """Raises ConfigError unless alt-profanity-check is installed: `who` needs it, `otherwise` avoids the need."""
-    try:
-        _model()
-    except ImportError:
+    if not importlib.util.find_spec("profanity_check"):
         needed = f"needs alt-profanity-check: {pip_install('toxicity')}"
-        raise ConfigError(f"{who} {needed}, or {otherwise}") from None
+        raise ConfigError(f"{who} {needed}, or {otherwise}")
 
 
 def profanity(lines: list[str]) -> np.ndarray:
-    """Returns the same float[lines] as `profanity_check.predict_prob`, whose every call costs 2 ms more."""
+    """Returns the same float[lines] as `profanity_check.predict_prob`, whose every call costs 8 ms more."""
     m = _model()
-    numbers = [[m.vocabulary[w] for w in _words(line.lower()) if w in m.vocabulary] for line in lines]
-    sizes = np.fromiter(map(len, numbers), np.int64, len(lines))
-    flat = np.fromiter(itertools.chain.from_iterable(numbers), np.int64, sizes.sum())
-    line_of, n_words = np.repeat(np.arange(len(lines)), sizes), len(m.idf)
-    entries, counts = np.unique(line_of * n_words + flat, return_counts=True)
-    line_of, flat = np.divmod(entries, n_words)
-    tfidf = counts * m.idf[flat]
-    norms_L = np.sqrt(np.bincount(line_of, tfidf * tfidf, minlength=len(lines)))
-    margins_KxL = np.stack([np.bincount(line_of, tfidf * c[flat], minlength=len(lines)) for c in m.coefficients])
-    margins_KxL = margins_KxL / np.where(norms_L > 0, norms_L, 1) + m.intercepts[:, None]
-    return (1 / (1 + np.exp(m.slopes[:, None] * margins_KxL + m.offsets[:, None]))).mean(axis=0)
+    margins_LxK = m.vectorizer.transform(lines) @ m.coefficients_WxK + m.intercepts_K
+    return (1 / (1 + np.exp(m.slopes_K * margins_LxK + m.offsets_K))).mean(axis=1)
 
 
 @functools.cache
 def _model() -> types.SimpleNamespace:
-    """Returns the weights of words, and K linear models, each with a sigmoid."""
+    """Returns what finds a line's words, and K linear models of them, each with a sigmoid."""
     from profanity_check.profanity_check import model, vectorizer
 
     linear = [part.estimator for part in model.calibrated_classifiers_]
     sigmoids = [part.calibrators[0] for part in model.calibrated_classifiers_]
     return types.SimpleNamespace(
-        vocabulary={word: int(i) for word, i in vectorizer.vocabulary_.items()},
-        idf=vectorizer.idf_,
-        coefficients=np.array([part.coef_[0] for part in linear]),
-        intercepts=np.array([part.intercept_[0] for part in linear]),
-        slopes=np.array([part.a_ for part in sigmoids]),
-        offsets=np.array([part.b_ for part in sigmoids]),
+        vectorizer=vectorizer,
+        coefficients_WxK=np.array([part.coef_[0] for part in linear]).T,
+        intercepts_K=np.array([part.intercept_[0] for part in linear]),
+        slopes_K=np.array([part.a_ for part in sigmoids]),
+        offsets_K=np.array([part.b_ for part in sigmoids]),
     )
 
 

@@ -142,8 +142,6 @@ def plan_rows(
 
     Raises ConfigError if a mixture is wrong, or a source has fewer than `seq_len` + 1 tokens.
     """
-    if seq_len < 1 or batch_size < 1:
-        raise ConfigError(f"seq_len is {seq_len} and batch_size {batch_size}; both must be at least 1")
     # Sorted by name, so that the order of the manifest or the mixture changes no batch.
     names = sorted(token_counts)
     first = normalise_mixture(mixture, names)

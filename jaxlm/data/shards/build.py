@@ -96,9 +96,10 @@ def build_data(
     """Makes a data directory and opens it; only opens it if the same recipe made it already.
 
     `read` yields the (doc_id, text) of a source and fills its stats. `engine` runs the tasks; None: they run here, in turn.
-    Raises ConfigError if settings are wrong, another recipe made the data, or another process is making it.
+    Raises ConfigError if all weights are 0, another recipe made the data, or another process is making it.
     """
-    _check(source_list, settings)
+    weights = {source.name: source.weight for source in source_list}  # decide what the tokenizer is trained on
+    normalise_mixture(weights, list(weights))
     root = pathlib.Path(path)
     signed = read is None
 
@@ -122,7 +123,6 @@ def build_data(
         settings = dataclasses.replace(settings, seed=max(settings.seed, 0))
         recipe = _recipe(source_list, settings, signed, recipe_extra or {}, {})
         shards.clear_leftovers(root)
-        weights = {source.name: source.weight for source in source_list}  # decide what the tokenizer is trained on
         made_by = [recipes.own_code(), *map(recipes.version, _PACKAGES)]  # two versions must not be mixed
         key = hashlib.sha256(json.dumps([recipe, weights, made_by], sort_keys=True).encode()).hexdigest()[:12]
         for other in (root / ".spill.tmp", *root.glob(f"{_WORK}/*")):  # the first: of an earlier version
@@ -134,20 +134,6 @@ def build_data(
         recipe["vocab_size"] = str(manifest["tokenizer"]["vocab_size"])
         manifests.write(root, {"recipe": recipe, **manifest})
     return shards.open_data(root)
-
-
-def _check(source_list: Sequence[Source], settings: BuildSettings) -> None:
-    names = [source.name for source in source_list]
-    if not names:
-        raise ConfigError("no data source is given; name at least one")
-    for name in names:
-        if not name or name != pathlib.PurePath(name).name or name.startswith(".") or names.count(name) > 1:
-            raise ConfigError(f"source name '{name}' must be unique, and usable as the name of a folder")
-    if not 0 < settings.val_fraction < 1:
-        raise ConfigError(f"val_fraction is {settings.val_fraction}; it must lie between 0 and 1")
-    if settings.block_tokens < 1 or settings.shard_blocks < 1:
-        raise ConfigError("block_tokens and shard_blocks must be at least 1")
-    normalise_mixture({source.name: source.weight for source in source_list}, names)
 
 
 def _recipe(

@@ -10,7 +10,6 @@ from jaxlm.config import CHAT_TOKENS, ConfigError, RunError
 from jaxlm.data.tokenizer.ours import Tokenizer, append_controls
 from jaxlm.host.child import Child, Died
 
-MODEL_TYPES = ("bpe", "unigram")
 _UNK_ID, _BOS_ID, _EOS_ID = 0, 1, 2
 _SPACE = "\u2581"  # SentencePiece writes a space as this character
 # Noncharacters in the training text: a space of an indent; a place that no piece reaches across.
@@ -31,8 +30,6 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, chat_tokens: bool,
 
     Raises ConfigError if there is too little text for the vocabulary (the message names the largest possible size).
     """
-    if model_type not in MODEL_TYPES:
-        raise ConfigError(f"no tokenizer model {model_type!r}; choose one of {', '.join(MODEL_TYPES)}")
     extra = len(CHAT_TOKENS) if chat_tokens else 0
     if vocab_size - extra < _LEAST:
         raise ConfigError(

@@ -39,16 +39,12 @@ def examine(name: str, check: Callable[[], "Finding | list[Finding]"], seconds: 
     try:
         findings = within(seconds, check)
     except NoAnswer as late:
-        return [no_answer(name, f"{late}: the check hangs")]
+        return [Finding(name, FAIL, f"the check hangs: {late}", {"hung": True})]
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         return [Finding(name, FAIL, words(error))]
     return findings if isinstance(findings, list) else [findings]
-
-
-def no_answer(name: str, text: str) -> Finding:
-    return Finding(name, FAIL, text, {"hung": True})
 
 
 def words(error: BaseException) -> str:

@@ -26,7 +26,7 @@ from jaxlm.host import files
 from jaxlm.host.child import Child, Died
 from jaxlm.host.console import duration, size
 from jaxlm.host.redact import redact_url
-from jaxlm.plan.doctor.findings import FAIL, OK, WARN, Finding, no_answer, words
+from jaxlm.plan.doctor.findings import FAIL, OK, WARN, Finding, words
 from jaxlm.run.checkpoints import remote
 
 CAP_BYTES, CAP_S = 4e9, 20.0  # the most for a trial of writing and reading
@@ -36,14 +36,15 @@ _CHUNK = 16 << 20  # written and flushed at a time, so that slow storage is noti
 _PREFIX = ".jaxlm-doctor-"
 
 
-def apart(task: str, *args: typing.Any, seconds: float = ANSWER_S) -> dict:
+def apart(task: str, place: str, *args: typing.Any, seconds: float = ANSWER_S) -> dict:
     """Runs `task` of this module in a child process; returns its result. Raises NoAnswer if it hangs, OSError if it fails."""
     trial = Child(f"{__name__}:work", end_by=signal.SIGTERM)  # it removes its file once the storage answers
     try:
-        trial.send((task, args), seconds)
+        trial.send((task, (place, *args)), seconds)
         answer = trial.receive(seconds)
     except TimeoutError:
-        raise files.NoAnswer(f"no answer in {seconds:g} s") from None
+        mend = "mount it anew, or take another place"
+        raise files.NoAnswer(f"no answer in {seconds:g} s from {redact_url(place) or '.'}; {mend}") from None
     except Died as death:
         raise OSError(f"the trial died (exit code {death.code}): {death.said[-200:]}") from None
     finally:
@@ -57,11 +58,7 @@ def disk(
     workdir: str, checkpoint_bytes: int, config: CheckpointConfig, kept: int, seconds: float = ANSWER_S
 ) -> list[Finding]:
     """Returns findings on the disk of the run's folder: speed, correctness, and the room for `kept` checkpoints."""
-    try:
-        trial = apart("try_place", workdir, min(checkpoint_bytes, CAP_BYTES), CAP_S, seconds=seconds)
-    except files.NoAnswer as late:
-        text = f"{workdir}: {late}: the storage hangs; mount it anew or take another config.workdir"
-        return [no_answer("disk", text)]
+    trial = apart("try_place", workdir, min(checkpoint_bytes, CAP_BYTES), CAP_S, seconds=seconds)
     speed = _speed("disk", trial, checkpoint_bytes, "take another config.workdir")
     need, held, free = checkpoint_bytes * kept + config.reserve_mb * 1e6, trial["checkpoint_bytes"], trial["free_bytes"]
     figures = {"need_bytes": need, "there_bytes": held, "free_bytes": free}
@@ -81,10 +78,7 @@ def disk(
 def mirror(url: str, checkpoint_bytes: int, timeout_s: float, seconds: float = ANSWER_S) -> Finding:
     """Returns a finding on the mirror: a file is written there, read back, compared and removed."""
     cap = REMOTE_BYTES if "://" in url else CAP_BYTES
-    try:
-        trial = apart("try_place", url, min(checkpoint_bytes, cap), CAP_S, seconds=seconds)
-    except files.NoAnswer as late:
-        return no_answer("mirror", f"{late}: the mirror hangs; fix config.checkpoint.mirror")
+    trial = apart("try_place", url, min(checkpoint_bytes, cap), CAP_S, seconds=seconds)
     finding = _speed("mirror", trial, checkpoint_bytes, "fix config.checkpoint.mirror")
     takes = checkpoint_bytes * (1 / trial["write"] + 1 / trial["read"]) if finding.verdict == OK else 0.0
     if takes <= timeout_s:
@@ -95,10 +89,7 @@ def mirror(url: str, checkpoint_bytes: int, timeout_s: float, seconds: float = A
 
 def data(folder: str, seconds: float = ANSWER_S) -> Finding:
     """Returns a finding on the data directory: how fast its files read, and whether their sha256 are the manifest's."""
-    try:
-        trial = apart("read_data", folder, CAP_BYTES, CAP_S / 2, seconds=seconds)
-    except files.NoAnswer as late:
-        return no_answer("data", f"{folder}: {late}: the storage hangs; mount it anew or copy the data elsewhere")
+    trial = apart("read_data", folder, CAP_BYTES, CAP_S / 2, seconds=seconds)
     if not trial["there"]:
         return Finding("data", OK, f"no data in {folder} yet: the first start makes it")
     if trial["damaged"]:

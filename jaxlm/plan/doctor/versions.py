@@ -1,26 +1,18 @@
-"""Checks Python and the installed packages: what jaxlm requires, and versions that are known not to work."""
+"""Checks the installed packages: what jaxlm requires, and JAX with its plugins."""
 
 import contextlib
 import importlib.metadata
-import sys
+import platform
 from collections.abc import Iterator, Mapping
 
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from jaxlm.plan.doctor.findings import FAIL, OK, WARN, Finding
 
-# package -> (bad versions, what goes wrong and how to fix it)
-KNOWN_BAD = {
-    "orbax-checkpoint": ("<0.12", "loses saves in silence: pip install -U orbax-checkpoint"),
-    "grain": ("<0.2.15", "is older than what the loader is tested with: pip install -U grain"),
-    "numpy": ("<2", "is too old for jax and pyarrow built for 2: pip install -U numpy"),
-}
 _PLUGINS = ("jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt")
 _SHOWN = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
-PYTHON = (3, 11)
 
 
 def installed() -> dict[str, str]:
@@ -36,15 +28,10 @@ def required() -> list[str]:
     return []
 
 
-def check(
-    packages: Mapping[str, str], requirements: list[str], python: tuple[int, ...] = sys.version_info[:3]
-) -> list[Finding]:
+def check(packages: Mapping[str, str], requirements: list[str]) -> list[Finding]:
     """Returns a finding for each problem, or one finding with the versions."""
     problems = [*_packages(packages, requirements), *_jax(packages)]
-    if python[:2] < PYTHON:
-        words = f"Python {'.'.join(map(str, python))}: jaxlm needs {'.'.join(map(str, PYTHON))} or newer"
-        problems.insert(0, (FAIL, words))
-    figures = {"python": ".".join(map(str, python)), **{name: packages.get(name) for name in _SHOWN}}
+    figures = {"python": platform.python_version(), **{name: packages.get(name) for name in _SHOWN}}
     if problems:
         return [Finding("versions", verdict, text, figures) for verdict, text in dict.fromkeys(problems)]
     shown = ", ".join(f"{name} {packages[name]}" for name in _SHOWN if name in packages)
@@ -52,22 +39,15 @@ def check(
 
 
 def _packages(packages: Mapping[str, str], requirements: list[str]) -> Iterator[tuple[str, str]]:
-    """Yields (verdict, text) for each package that is missing, of an unsupported version, or known to be bad."""
-    bad = {name for name, (versions, _) in KNOWN_BAD.items() if _within(packages.get(name), SpecifierSet(versions))}
+    """Yields (verdict, text) for each package that is missing or of an unsupported version."""
     for need in map(Requirement, requirements):
         name, mend = canonicalize_name(need.name), f"pip install '{need.name}{need.specifier}'"
-        if name in bad or (need.marker and not need.marker.evaluate()):
+        if need.marker and not need.marker.evaluate():
             continue
         if name not in packages:
             yield FAIL, f"{name} is not installed: {mend}"
-        elif not _within(packages[name], need.specifier):
+        elif not need.specifier.contains(packages[name], prereleases=True):
             yield FAIL, f"{name} {packages[name]} is not {need.specifier}: {mend}"
-    for name in bad:
-        yield FAIL, f"{name} {packages[name]} {KNOWN_BAD[name][1]}"
-
-
-def _within(version: str | None, versions: SpecifierSet) -> bool:
-    return version is not None and versions.contains(version, prereleases=True)
 
 
 def _jax(packages: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -137,38 +137,21 @@ def fit(
     make_parts: lower.MakeParts = lower.parts_of,
     begun: Callable[[], bool] = lambda: False,
 ) -> Config:
-    """Returns the config with remat and microbatch that fit these devices, the same on all processes. Raises as `resolve`."""
-    if not undecided(config):
-        return config  # without asking for the memory, which may be unknown (off Linux), or the other processes
-    return resolve(config, mesh, memory_limit(config.tune.memory_gb), say, make_parts, begun)
-
-
-def undecided(config: Config) -> bool:
-    return config.model.remat == "auto" or config.train.microbatch_size == -1
-
-
-def resolve(
-    config: Config,
-    mesh: Mesh,
-    limit_bytes: float,
-    log: Say,
-    make_parts: lower.MakeParts = lower.parts_of,
-    begun: Callable[[], bool] = lambda: False,
-) -> Config:
     """Returns the config with `model.remat=auto` and `train.microbatch_size=-1` replaced by what `plan.fit.choose` takes.
 
-    Raises ConfigError or RunError (`lower.refusal`, by `begun`) if nothing fits into `limit_bytes` a device.
+    The same on all processes. Raises ConfigError or RunError (`lower.refusal`, by `begun`) if nothing fits on a device.
     """
-    if not undecided(config):
-        return config
     size, remat = config.train.microbatch_size, config.model.remat
+    if size != -1 and remat != "auto":
+        return config  # without asking for the memory, which may be unknown (off Linux), or the other processes
+    limit_bytes = memory_limit(config.tune.memory_gb)
     sizes = microbatch_sizes(config, sharding.batch_ways(mesh)) if size == -1 else [size]
     remats = REMATS if remat == "auto" else (remat,)
     compiler = Compiler(config, mesh, limit_bytes, make_parts)
     start = own(config, sizes[0], remats[0])
     if chosen := compiler.choose(start, sizes, remats):
         of = f"{gigabytes(compiler.needs(chosen), 2)} of {gigabytes(limit_bytes, 2)} GB a device"
-        log(f"chosen: train.microbatch_size={chosen.microbatch_size}, model.remat={chosen.remat}; {of}")
+        say(f"chosen: train.microbatch_size={chosen.microbatch_size}, model.remat={chosen.remat}; {of}")
         return chosen.applied(config)
     need = compiler.needs(start.with_(remats[-1], sizes[-1]))
     needs = "more than the compiler can place" if need is None else f"{gigabytes(need, 2)} GB"
@@ -331,20 +314,21 @@ def check_room(config: Config, mesh: Mesh) -> None:
         return
     config = with_keys(config, model={"vocab_size": config.model.vocab_size or 1})  # not read from the data yet
     config = settle.assuming(config, remat=REMATS[-1], rows=sharding.batch_ways(mesh))
-    planner, shape = Planner(config), MeshConfig(**mesh.shape)
-    need = planner.memory(shape).total
+    shape = MeshConfig(**mesh.shape)
+    need = Planner(config).memory(shape).total
     if need <= SURELY * room.bytes:
         return
-    mend, tile = _TOO_LARGE, ""
-    change = planner.remedy(shape, HEADROOM * room.bytes)
-    if not change and not config.loss.tile_tokens:
-        tile = f"--config.loss.tile_tokens={_TILE_TOKENS} "
-        tiled = with_keys(config, loss={"tile_tokens": _TILE_TOKENS})
-        change = Planner(tiled).remedy(shape, HEADROOM * room.bytes)
-    if change:
-        keys = f"{tile}--config.model.remat={change.remat} --config.train.microbatch_size={change.microbatch}"
-        keys += f" --config.optim.name={change.optimizer}" * (change.optimizer != config.optim.name)
-        mend = f"give {keys}, then it needs {_gb(change.memory.total)} or more"
+    mend = _TOO_LARGE
+    for changed, keys in _changes(config, begun=True):  # the planner itself tries 8-bit AdamW
+        if change := Planner(changed).remedy(shape, HEADROOM * room.bytes):
+            keys = [
+                *keys,
+                f"--config.model.remat={change.remat}",
+                f"--config.train.microbatch_size={change.microbatch}",
+            ]
+            keys += [f"--config.optim.name={change.optimizer}"] * (change.optimizer != config.optim.name)
+            mend = f"give {' '.join(keys)}, then it needs {_gb(change.memory.total)} or more"
+            break
     words = f"a step needs {_gb(need)} of memory or more, and there are {_gb(room.bytes)} {room.of}: {mend}"
     raise lower.refusal(words, mesh.devices.flat[0].platform, config.tune.memory_gb, begun=False)
 

@@ -156,7 +156,6 @@ def test_any_fsspec_url(tmp_path, read_source):
 def test_clear_errors(tmp_path, read_source):
     (tmp_path / "x.txt").write_text("x")
     for path, keys, message in [
-        (tmp_path, {"format": "txet"}, "no format 'txet'; .*text"),
         ("nosuch://x", {}, "nosuch"),
         ("zip://a::b.zip", {}, "chained"),
         (tmp_path, {"format": "code"}, "no file in a known programming language"),

@@ -283,9 +283,9 @@ def test_addresses_that_the_config_keeps():
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('pii kinds=("emial",)', "no kind 'emial'; did you mean 'email'"),
+        ('pii kinds=("emial",)', "'emial': choose one of .*; did you mean 'email'"),
         ('pii regions=("UK",)', "no region 'UK'"),
-        ('pii keep_emails=("(",)', "no regex"),
+        ('pii keep_emails=("(",)', "is not a regular expression"),
     ],
 )
 def test_bad_settings(tmp_path, line, message):

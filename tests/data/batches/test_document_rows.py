@@ -93,8 +93,6 @@ def test_bad_mixtures(mixture, message):
 def test_a_source_shorter_than_a_row_is_refused():
     with pytest.raises(ConfigError, match=r"'code' holds 128 training tokens.*129"):
         plan(seq_len=128)
-    with pytest.raises(ConfigError, match="at least 1"):
-        plan(batch_size=0)
 
 
 def test_make_batch_opens_a_segment_at_each_eos():

@@ -127,7 +127,6 @@ def test_model_bytes_are_deterministic_and_survive(coder, training_texts, tmp_pa
         (["hello world"] * 9, {"vocab_size": 5000}, r"too small to train a tokenizer on"),
         (["", "\n\0\n"], {}, "no text to train"),
         (["hello"], {"vocab_size": 200}, "256 byte pieces"),
-        (["hello"], {"model_type": "wordpiece"}, "no tokenizer model 'wordpiece'; choose one of bpe, unigram"),
     ],
 )
 def test_clear_errors_in_training(texts, keys, message):

@@ -86,15 +86,17 @@ def auto(**overrides):
 def test_auto_takes_the_least_remat_and_the_largest_microbatch_that_fit(monkeypatch):
     c, mesh = auto(**{"train.batch_size": 2, "model.n_layers": 1})
     said = []
-    chosen = tune.resolve(c, mesh, 1e12, said.append)
+    monkeypatch.setattr(tune, "memory_limit", lambda memory_gb: 1e12)
+    chosen = tune.fit(c, mesh, said.append)
     assert (chosen.model.remat, chosen.train.microbatch_size, chosen.eval.batch_size) == ("none", 2, 2)
     assert "microbatch_size=2, model.remat=none" in said[0]
     c, mesh = auto(**{"train.batch_size": 2, "model.n_layers": 1, "model.remat": "full"})
     monkeypatch.setattr(tune.Compiler, "compile", lambda self, candidate: self.learn(candidate, 5e7))
+    monkeypatch.setattr(tune, "memory_limit", lambda memory_gb: 1.0)
     with pytest.raises(
         ConfigError, match=r"nothing fits into 0.00 GB a device.*needs 0.05 GB; take optim.name=adamw8bit"
     ):
-        tune.resolve(c, mesh, 1.0, said.append)
+        tune.fit(c, mesh, said.append)
 
 
 @pytest.mark.parametrize(
@@ -102,17 +104,12 @@ def test_auto_takes_the_least_remat_and_the_largest_microbatch_that_fit(monkeypa
 )
 def test_nothing_fits_is_bad_input_unless_more_memory_may_be_free_later(monkeypatch, begun, memory_gb, error):
     monkeypatch.setattr(tune.Compiler, "compile", lambda self, c: self.learn(c, 2))
+    monkeypatch.setattr(tune, "memory_limit", lambda memory_gb: 1.0)
     keys = {"train.batch_size": 1, "model.n_layers": 1, "model.remat": "full", "tune.memory_gb": memory_gb}
     c, mesh = auto(**keys)
     with pytest.raises(error, match="nothing fits into") as told:
-        tune.resolve(c, mesh, 1.0, print, begun=lambda: begun)
+        tune.fit(c, mesh, print, begun=lambda: begun)
     assert ("say how much by --config.tune.memory_gb=GB" in str(told.value)) == (not memory_gb)
-
-
-def test_what_is_set_stays(monkeypatch):
-    monkeypatch.setattr(tune.lower, "lower_step", None)  # nothing is compiled where nothing is asked
-    c, mesh = auto(**{"train.microbatch_size": 4, "model.remat": "dots"})
-    assert tune.resolve(c, mesh, 1.0, print) is c
 
 
 def test_small_microbatches_come_last(monkeypatch):
@@ -131,7 +128,8 @@ def test_small_microbatches_come_last(monkeypatch):
         (8, ("dots", 4)),
         (3, ("dots", 1)),
     ):
-        chosen = tune.resolve(c, mesh, limit, print)
+        monkeypatch.setattr(tune, "memory_limit", lambda memory_gb, limit=limit: limit)
+        chosen = tune.fit(c, mesh, print)
         assert (chosen.model.remat, chosen.train.microbatch_size) == expected
 
 
