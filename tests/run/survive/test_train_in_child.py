@@ -161,3 +161,21 @@ def test_a_run_that_is_not_begun_ends_it_once_the_others_are_done(tmp_path, monk
     assert runs.train(tmp_path, monkeypatch, refused=refused, cores=[os.sched_getaffinity(0)] * 2) == 3
     assert sorted(runs.ended) == [*"ab"]
     assert "run 3 of 3, c: not begun: too dear" in capsys.readouterr().err
+
+
+def test_a_run_that_is_stopped_for_a_reason_is_no_interruption(tmp_path, monkeypatch, capsys):
+    runs, asked = Runs("ab"), threading.Event()
+    monkeypatch.setattr(supervisor.Supervisor, "on_signal", lambda self, number: asked.set())
+    monkeypatch.setattr(train_in_child, "_LOOK_S", 0.01)
+
+    def train(own) -> int:
+        return 4 if pathlib.Path(own.config.workdir).name == "a" and asked.wait(30) else 0
+
+    runs.folder = tmp_path
+    runs.codes = {"a": 4}
+    monkeypatch.setattr(supervisor.Supervisor, "run", train)
+    stopped = lambda run, config: "pruned at step 5" * (run["name"] == "a")  # noqa: E731
+    assert train_in_child.train_all(runs.entries, runs.config_of, runs.after, stopped=stopped) == 0
+    assert (runs.begun, runs.ended) == ([*"ab"], [*"ab"])
+    assert [run["why"] for run in runs.entries] == ["pruned at step 5", ""]
+    assert "run 1 of 2, a: pruned at step 5" in capsys.readouterr().err
