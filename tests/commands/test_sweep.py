@@ -256,6 +256,29 @@ def test_a_search_chooses_the_values_prunes_and_goes_on(data, tmp_path, trained,
     assert "set it back, or give another --out" in capsys.readouterr().err
 
 
+def test_the_pruner_is_asked_once_after_each_evaluation_but_the_last(tmp_path, monkeypatch):
+    search = pytest.importorskip("jaxlm.plan.sweep.search", exc_type=ImportError)
+    asked = []
+    monkeypatch.setattr(search, "pruned", lambda space, plan, folder, arm: asked.append(arm) or len(asked) > 1)
+    own = resolve(
+        config_files.load("base", [f"workdir={tmp_path}", "data.path=x", "train.steps=30", "optim.warmup_steps=3"])
+    )
+    given = argparse.Namespace(search=5, space={}, metric="val/loss")
+    making = command._Making(given, {}, tmp_path, 0, None, [[0]])
+    run, said = {"name": "trial_1", "arm": 0}, []
+    for step in (0, 10, 20, 30):
+        if step:
+            lines = metrics.JsonLines(tmp_path / "metrics.jsonl")
+            lines.write({"step": step, "val/loss": 3.0})
+            lines.close()
+        said += [making.stopped(run, own), making.stopped(run, own)]
+    assert said == ["", "", "", "", "pruned at step 20", "", "", ""]
+    assert asked == [0, 0]
+    given.search = None
+    making.seen.clear()
+    assert making.stopped(run, own) == ""
+
+
 @pytest.mark.recipe
 def test_a_sweep_that_is_killed_in_the_middle_goes_on(data, tmp_path):
     """Real runs, each a process: after SIGKILL what is done stays as it is, the rest is done, and no process is left."""
