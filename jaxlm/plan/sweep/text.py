@@ -41,7 +41,7 @@ def lines(sweep: Sweep) -> list[str]:
         size += f"; in numbers: {_number(smallest['scatters'] * scatter)}" if smallest else ""
     why = {_arm(sweep, run["arm"]): f"{run['name']}: {run['why']}" for run in sweep["runs"] if run["why"]}
     told += [size, *(f"left out: {name}: {words}" for name, words in why.items())]
-    by = f"by the {result['seeds']} seeds that all arms have done" if result and result["differences"] else ""
+    by = f"seeds that all arms have done: {result['seeds']}" if result and result["differences"] else ""
     return [*told, *filter(None, [by])]
 
 

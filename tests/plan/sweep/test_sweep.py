@@ -71,7 +71,7 @@ def test_a_diverged_arm_is_left_out_and_seeds_count_once_all_arms_have_done_them
     assert partial["result"]["seeds"] == 2
     words = "\n".join(text.lines(partial))
     assert "left out: lr=3 norm=a: 4-0: 3 steps in a row are not finite" in words
-    assert "by the 2 seeds that all arms have done" in words
+    assert "seeds that all arms have done: 2" in words
 
 
 def test_noise_is_borrowed_from_finished_sweeps_of_the_same_shape(tmp_path):
