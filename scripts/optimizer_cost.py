@@ -5,22 +5,28 @@
 Each update is lowered, not compiled. Counts the operations of its matrix products and the bytes that these read and write, and
 the bytes of gradients, state and parameters, each read once, and written once if it changes. The forward and backward pass
 take `plan`'s operations, 6N + 12LdT per token. Seconds are operations / (the accelerator's peak x the MFU of training) plus
-bytes / bandwidth.
+bytes / bandwidth. An update of `checkpoint.average` moves 12 bytes a parameter. With --accelerator=cpu it and a step are timed
+here, by the CPU's seconds, which other programs change little.
 """
 
 import argparse
 import dataclasses
 import math
 import re
+import time
+import typing
 
 import jax
 
 from jaxlm import models
-from jaxlm.config import Config, config_files, resolve
+from jaxlm.config import Config, MeshConfig, config_files, resolve, with_keys
+from jaxlm.devices import sharding
 from jaxlm.models import hardware
-from jaxlm.plan import accelerators, flops
+from jaxlm.plan import accelerators, flops, lower
 from jaxlm.plan.cost import mfu
+from jaxlm.plan.tune import bench
 from jaxlm.step import optim
+from jaxlm.train import average
 
 WIDTHS = {"f32": 4, "bf16": 2}
 _DOT = re.compile(r"dot_general (.*?) : \((.*)\) -> (tensor<\S+>)")
@@ -63,6 +69,29 @@ def cost(config: Config, name: str) -> Cost:
     return Cost(*products(text), 3 * read + 2 * kept)
 
 
+def timed(config: Config) -> tuple[float, float]:
+    """Returns the CPU's seconds (of a step, of an update of the moving average) on one device."""
+    mesh = sharding.make_mesh(MeshConfig(1, 1, 1, 1), jax.devices()[:1])
+    config = with_keys(config, checkpoint={"average": 0.1}, train={"microbatch_size": config.train.batch_size})
+    made = lower.parts_of(config, mesh)
+    every = average.every(config, "cpu")
+    with jax.set_mesh(mesh):
+        (state, frozen), batch, step = made.create(), bench.random_batch(made), made.jit()
+        kept = average.following(lambda frozen, state, batch: (state, {}), config, mesh, made.shardings.params, 0)
+
+        def each(call: typing.Callable, times: int) -> float:
+            nonlocal state
+            began = time.process_time()
+            for _ in range(times):
+                state = jax.block_until_ready(call(frozen, state, batch)[0])
+            return (time.process_time() - began) / times
+
+        each(step, 1)  # compiles
+        step_s = each(step, 8)
+        each(kept, every)
+        return step_s, each(kept, 30 * every) * every
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config")
@@ -83,7 +112,11 @@ def main() -> None:
         )
     ratio = (model + costs["muon"].flops) / (model + costs["adamw"].flops)
     print(f"  muon's step over adamw's, by operations: {ratio:.4f}")
-    if not of_cpu:
+    every = average.every(c, "cpu" if of_cpu else "gpu")
+    if of_cpu:
+        step, update = timed(c)
+        timing = f"{step:.3f} s of the CPU a step, {update:.5f} an update"
+    else:
         card = accelerators.load().named(args.accelerator)
         rate, bandwidth = card.tflops * 1e12 * mfu(c.model, card), card.bandwidth_gb * 1e9
         seconds = {name: (model + x.flops) / rate + (x.products + x.rest) / bandwidth for name, x in costs.items()}
@@ -91,6 +124,9 @@ def main() -> None:
             f"  by seconds on one {card.name} ({mfu(c.model, card):.0%} of its peak, {card.bandwidth_gb:g} GB/s): "
             f"{seconds['muon']:.3f} / {seconds['adamw']:.3f} = {seconds['muon'] / seconds['adamw']:.4f}"
         )
+        step, update = model / rate, 12 * flops.count_params(c.model) / bandwidth
+        timing = f"{step:.3f} s a step, {update:.5f} an update"
+    print(f"  a moving average of the weights, every {every} steps: {update / every / step:.3%} of a step ({timing})")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from jaxlm.run.checkpoints import keep, saving
 from jaxlm.train import origin
 
 Weights = dict[int, float]  # step -> its share of the average
+_IN_TRAINING = "in training"  # the moving average that the last checkpoint holds (checkpoint.average)
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -33,12 +34,15 @@ def run(config: Config, args: argparse.Namespace) -> int:
     folder = pathlib.Path(config.workdir)
     if config.adapter.kind != "none":
         raise ConfigError(f"{folder} trained an adapter: only whole models are averaged")
-    ways = together(lambda: _ways(folder, args))
+    flags = (args.last, args.ema, args.steps or None)
+    moving = together(lambda: origin.averaged_in_training(origin.open(folder))) if flags == (None,) * 3 else None
+    ways = together(lambda: _ways(folder, args, bool(moving)))
     parts = {step: origin.open(folder, step) for step in sorted({step for way in ways.values() for step in way})}
     latest = model.restore(config, str(max(parts)))
     abstract = models.abstract_params(latest.model)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, latest.variables["params"])
     averages = {name: origin.averaged([parts[step] for step in way], list(way.values())) for name, way in ways.items()}
+    averages |= {_IN_TRAINING: moving} if moving else {}
     measured = {f"step {step}": part for step, part in parts.items()} | averages
     evaluate = _evaluator(latest, config)
     rows = []
@@ -56,18 +60,21 @@ def run(config: Config, args: argparse.Namespace) -> int:
     return 0
 
 
-def _ways(folder: pathlib.Path, args: argparse.Namespace) -> dict[str, Weights]:
-    """Returns name -> the average's weights. Raises ConfigError if a checkpoint is missing, or there are fewer than two."""
+def _ways(folder: pathlib.Path, args: argparse.Namespace, moving: bool = False) -> dict[str, Weights]:
+    """Returns name -> the average's weights. Raises ConfigError if a checkpoint is missing, or there are fewer than two.
+
+    `moving`: True if the last checkpoint holds an average of its own, which then is a way too.
+    """
     kept = [step for step in keep.steps(folder / "checkpoints") if step]
     if args.steps:
         asked = [int(word) for word in args.steps.split(",") if word.strip().isdecimal()]
         if len(set(asked)) < 2 or len(asked) != args.steps.count(",") + 1 or set(asked) - set(kept):
             raise ConfigError(f"--steps={args.steps}: two or more of the checkpoints {', '.join(map(str, kept))}")
         return {"average": _equal(sorted(set(asked)))}
-    if len(kept) < 2:
+    if len(kept) < 2 and not moving:
         raise ConfigError(
             f"{folder} has {len(kept)} checkpoint{'s' * (len(kept) != 1)}, an average needs two: "
-            "--config.checkpoint.keep_last=10 keeps more"
+            "--config.checkpoint.keep_last=10 keeps more, --config.checkpoint.average=0.1 keeps a moving one"
         )
     if args.last is not None:
         if not 2 <= args.last <= len(kept):
@@ -77,7 +84,8 @@ def _ways(folder: pathlib.Path, args: argparse.Namespace) -> dict[str, Weights]:
         if not 0 < args.ema < 1:
             raise ConfigError(f"--ema={args.ema:g}: between 0 and 1")
         return {f"ema {args.ema:g}": _ema(kept, args.ema)}
-    means = {f"last {count}": _equal(kept[-count:]) for count in (2, 3, 5, 10) if count <= len(kept)}
+    means = {_IN_TRAINING: {kept[-1]: 1.0}} if moving else {}
+    means |= {f"last {count}": _equal(kept[-count:]) for count in (2, 3, 5, 10) if count <= len(kept)}
     return means | ({f"ema {decay:g}": _ema(kept, decay) for decay in (0.5, 0.8)} if len(kept) > 2 else {})
 
 

@@ -1,38 +1,37 @@
-"""`jaxlm export RUN --to=hf|gguf|peft --out=DIR`: writes a run's model, or its adapter, for other programs."""
+"""`jaxlm export RUN [--to=hf|gguf|peft] [--out=DIR] [--push=USER/NAME]`: a run's model or adapter for other programs."""
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import pathlib
 import shlex
+from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
 
+from jaxlm.commands import export_facts
 from jaxlm.config import Config, ConfigError
-from jaxlm.data.batches import document_rows
-from jaxlm.data.batches.open import open_order
 from jaxlm.data.chats import chat
-from jaxlm.data.shards import shards
 from jaxlm.data.tokenizer import coder
-from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.devices import tree
-from jaxlm.eval import results
+from jaxlm.host import files
 from jaxlm.host.console import duration, say
-from jaxlm.host.files import is_number
-from jaxlm.interop import card, export, gguf, hf_config, hf_folder, inherit, leaves, peft
-from jaxlm.run import lineage, receipt
-from jaxlm.train import origin, outlook
+from jaxlm.interop import card, export, gguf, hf_config, hub, inherit, leaves, peft
+from jaxlm.run import receipt
+from jaxlm.train import origin
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
     """Writes the model, reads it back, compares it with the run, and says where the files are."""
     if not config.workdir:
         raise ConfigError("which run? jaxlm export RUN --to=hf --out=DIR, with the folder of a run")
-    dtype, out = export.dtype_of(args.to, args.dtype), pathlib.Path(args.out).expanduser().absolute()
+    name = pathlib.Path(config.workdir).resolve().name
+    args.out = args.out or f"exports/{name}" + f"-{args.to}" * (args.to != "hf")
+    (dtype, more), out = export.dtypes_of(args.to, args.dtype), pathlib.Path(args.out).expanduser().absolute()
     export.refuse(out, args.to)
-    if args.to == "gguf":
+    _check_flags(args)
+    if more or args.to == "gguf":
         gguf.architecture(config.model)
         gguf.package()
     hf_config.content(config.model)
@@ -41,28 +40,55 @@ def run(config: Config, args: argparse.Namespace) -> int:
     _check_kind(config, model, args.to)
     if line := origin.better(config, args.checkpoint):
         say(line)
-    source, base = _source(config, model, args.to, dtype)
-    done = export.export(source, args.to, dtype, out)
-    step = int(model.provenance["step"])
+    source, facts = _source(config, model, args, [dtype, *more] if args.to == "gguf" else more)
+    if args.push:
+        hub.prepare(args.push, args.to, args.public)
+    done = export.export(source, args.to, dtype, out, more)
+    written = [gguf.GgufFile(out, config.model, each, name) for each in facts.files]
+    bits = export_facts.measured(config, args.checkpoint, written)
+    coarse = {part: columns for file in written for part, columns in file.coarse.items()}
+    facts = dataclasses.replace(facts, bits=bits, coarse=coarse)
+    if written:
+        files.write_atomically(out / "README.md", card.text(facts).encode())
+    address = args.push and hub.push(out, args.push, f"step {facts.step} of {name}, by jaxlm export")
     if args.json:
         seconds = {"writing_s": round(done.writing_s, 1), "checking_s": round(done.checking_s, 1)}
-        print(json.dumps({"path": str(done.place), "step": step, "dtype": dtype} | seconds))
+        about = {"path": str(done.place), "step": facts.step, "dtype": ",".join([dtype, *more])}
+        print(json.dumps(about | seconds | {"bits_per_byte": bits, "pushed": address}))
         return 0
-    say(f"all {done.tensors} tensors{' of the adapter' if base else ''} equal the run's, rounded to {dtype}")
-    if args.to == "hf" and (other := hf_folder.tokenizer_class(config.model, source.tokenizer)) != "AutoTokenizer":
-        say(f"AutoTokenizer loads Qwen's tokenizer for every qwen2 model: load this tokenizer with {other}")
-    if base and base.codes != "none":
-        say(f"PEFT uses its base unquantised, training used {base.codes}: --to=hf writes the model as it was trained")
-    if base:
-        say(f"its base is {source.base[0]}, as adapter_config.json says: change that before you publish the adapter")
-        if base.ids:
-            say(f"resize that base to {base.ids:,} ids before you load the adapter: {done.place}/README.md shows how")
-    say(
-        f"done: {done.place}, step {step} (written in {duration(done.writing_s)}, checked in {duration(done.checking_s)})"
-    )
-    say(f"to the hub: hf upload YOU/{shlex.quote(source.name)} {shlex.quote(args.out)} --private (docs/export.md)")
+    base, kinds = facts.base, ", ".join([dtype, *more])
+    say(f"all {done.tensors} tensors{' of the adapter' if base else ''} equal the run's, rounded to {kinds}")
+    for line in [*card.of_files(facts), *_remarks(args, source, facts, done.place)]:
+        say(line)
+    seconds = f"written in {duration(done.writing_s)}, checked in {duration(done.checking_s)}"
+    say(f"done: {done.place}, step {facts.step} ({seconds})")
+    to_hub = f"to the hub: the same with --push=YOU/{shlex.quote(name)} (docs/export.md)"
+    say(f"on the hub: {address}" if address else to_hub)
     say(f"next: {_next(config, args.to, args.out, done.place, source, base)}")
     return 0
+
+
+def _remarks(args: argparse.Namespace, source: export.Source, facts: card.Facts, place: pathlib.Path) -> Iterator[str]:
+    """Yields lines on what whoever loads the export must know."""
+    base, loader = facts.base, facts.tokenizer_class
+    if args.to == "hf" and loader != "AutoTokenizer":
+        yield f"AutoTokenizer loads Qwen's tokenizer for every qwen2 model: load this tokenizer with {loader}"
+    if base and base.codes != "none":
+        yield f"PEFT uses its base unquantised, training used {base.codes}: --to=hf writes the model as it was trained"
+    if base:
+        other = "" if args.base else ": --base=USER/NAME names it as the hub does"
+        yield f"its base is {source.base[0]}, as adapter_config.json says{other}"
+    if base and base.ids:
+        yield f"resize that base to {base.ids:,} ids before you load the adapter: {place}/README.md shows how"
+
+
+def _check_flags(args: argparse.Namespace) -> None:
+    if args.public and not args.push:
+        raise ConfigError("--public is for --push=USER/NAME: give both, or neither")
+    if args.base and args.to != "peft":
+        raise ConfigError(f"--base names the base of an adapter: --to={args.to} writes a whole model")
+    if args.push and args.to == "peft" and not args.base:
+        raise ConfigError("--push of an adapter needs --base=USER/NAME, its base on the hub, in place of a path here")
 
 
 def _next(config: Config, to: str, out: str, place: pathlib.Path, source: export.Source, base: card.Base | None) -> str:
@@ -73,7 +99,7 @@ def _next(config: Config, to: str, out: str, place: pathlib.Path, source: export
     if base and base.step is not None:
         of = f"{shlex.quote(source.base[0])} --checkpoint={base.step} --to=hf --out={shlex.quote(f'{out}-base')}"
         return f"jaxlm export {of}, then as in {card_path}"
-    if config.program == "reward" or (base and base.ids):
+    if config.program == "reward" or (base and (base.ids or "/" in base.name)):
         return f"{card_path} shows how to load it"
     return f"jaxlm chat {folder}" if chats else f'jaxlm sample {folder} "Once upon a time"'
 
@@ -90,26 +116,31 @@ def _check_kind(config: Config, opened: origin.Origin, to: str) -> None:
         )
 
 
-def _source(config: Config, opened: origin.Origin, to: str, dtype: str) -> tuple[export.Source, card.Base | None]:
-    """Returns (the model or adapter to export, with its card; the card's facts on an adapter's base, None for a model)."""
+def _source(
+    config: Config, opened: origin.Origin, args: argparse.Namespace, more: Sequence[str]
+) -> tuple[export.Source, card.Facts]:
+    """Returns (the model or adapter to export, with its card; the card's facts). `more`: types of GGUF files."""
     name, step = pathlib.Path(config.workdir).resolve().name, int(opened.provenance["step"])
     tokenizer, model, trained = coder.plain(opened.tokenizer()), opened.config.model, opened.trained()
-    scores, adapted = config.program == "reward", peft.Adapted(opened.adapter, trained) if to == "peft" else None
-    place, base = _base(opened) if adapted else (("", None), None)
+    scores, adapted = config.program == "reward", peft.Adapted(opened.adapter, trained) if args.to == "peft" else None
+    place, base = _base(opened, args.base) if adapted else (("", None), None)
     count = tree.count(trained) if adapted else leaves.parameters(model, scores)
-    facts = _facts(config, tokenizer, step, name, count)
-    text = card.text(dataclasses.replace(facts, to=to, file=f"{name}-{dtype}.gguf", rewards=scores, base=base))
+    facts = export_facts.gather(config, tokenizer, step, name, count)
+    facts = dataclasses.replace(facts, to=args.to, files=tuple(more), rewards=scores, base=base)
 
     def read(leaf: str) -> np.ndarray:
         return trained["score"]["score_head"]["kernel"] if leaf == leaves.SCORE else opened.leaf(leaf)
 
     about = {"run": name, "step": step}
     links = receipt.exported(pathlib.Path(config.workdir))
-    return export.Source(read, model, tokenizer, name, about, text, scores, adapted, place, links), base
+    return export.Source(read, model, tokenizer, name, about, card.text(facts), scores, adapted, place, links), facts
 
 
-def _base(opened: origin.Origin) -> tuple[peft.Base, card.Base]:
-    """Returns (an adapter's base, the card's facts on it). Raises ConfigError if the adapter lacks rows of new ids."""
+def _base(opened: origin.Origin, on_hub: str) -> tuple[peft.Base, card.Base]:
+    """Returns (an adapter's base, the card's facts on it). Raises ConfigError if the adapter lacks rows of new ids.
+
+    `on_hub` is the base's name on the hub; "" to name its folder.
+    """
     base, ids = opened.meta()["base"], opened.config.model.vocab_size
     path = pathlib.Path(base["path"])
     had = inherit.ids_of(path)
@@ -119,70 +150,6 @@ def _base(opened: origin.Origin) -> tuple[peft.Base, card.Base]:
             "new ones: export it merged, with --to=hf"
         )
     step, codes = base.get("step"), opened.adapter.settings.quantize
-    named = str(path), None if step is None else str(step)
-    return named, card.Base(path.name, step, ids if had < ids else 0, codes)
-
-
-def _facts(config: Config, tokenizer: Coder, step: int, name: str, parameters: int) -> card.Facts:
-    """Returns the model card's facts, from the files of the run and its data; `_source` adds the facts of the export."""
-    folder = pathlib.Path(config.workdir)
-    gathered, (sources, mixture) = outlook.gather(folder), _sources(config, step)
-    return card.Facts(
-        name=name,
-        to="",
-        file="",
-        config=config.model,
-        step=step,
-        parameters=parameters,
-        run=gathered["run"],
-        phases=gathered["phases"],
-        sources=sources,
-        mixture=mixture,
-        licences={source: given.licences for source, given in config.prepare.sources.items()},
-        scores=_scores(folder, step),
-        chats=chat.speaks(tokenizer),
-        tokenizer_class=hf_folder.tokenizer_class(config.model, tokenizer),
-        evaluation=next((r for r in reversed(lineage.records(folder)) if r["step"] <= step and "val/loss" in r), {}),
-        samples=_samples(gathered["samples"], step),
-        examples=[pathlib.Path(source.path).name for source in config.data.sources.values() if source.path],
-        origin=pathlib.Path(config.origin).name if config.program != "pretrain" else "",  # a path is private
-    )
-
-
-def _samples(texts: dict[str, list[dict]], step: int) -> list[dict]:
-    """Returns the samples of the latest step up to `step`, the drawn one of each prompt if there is one."""
-    lines = [one for lines in texts.values() for one in lines if is_number(one.get("step")) and one["step"] <= step]
-    latest = max((line["step"] for line in lines), default=0)
-    return [*{line["prompt"]: line for line in lines if line["step"] == latest}.values()]
-
-
-def _sources(config: Config, step: int) -> tuple[dict[str, dict], str]:
-    """Returns (source -> its origin, share of the first mixture and tokens, for the card; two mixtures in words, or "")."""
-    try:
-        data = shards.open_data(config.data.dir)
-    except ConfigError:
-        return {}, ""
-    mixture, words = data.mixture, ""
-    with contextlib.suppress(ConfigError):  # another program, which draws no rows from the data
-        order = open_order(config)
-        mixture, switch = order.mixture, order.switch()
-        words = document_rows.mixture_words(order, step) if switch is not None and switch < step else ""
-    whole, tokens, recipe = sum(mixture.values()) or 1.0, data.token_counts(), data.manifest["recipe"]
-    sources = {}
-    for name in data.sources:
-        prepared = config.prepare.sources.get(name)
-        path = prepared.path if prepared else recipe.get(f"source {name}", "")
-        # Of a local folder only the name: its path is private.
-        place = pathlib.Path(path).name if pathlib.Path(path).is_absolute() else path
-        sources[name] = {"origin": place, "share": mixture.get(name, 0.0) / whole, "tokens": tokens[name]}
-    return sources, words
-
-
-def _scores(folder: pathlib.Path, step: int) -> list[card.Score]:
-    place = folder / results.FOLDER / str(step)
-    tasks = results.read(place).values() if (place / results.SUMMARY).is_file() else ()
-    return [
-        card.Score(one.task, metric, value, one.stderr.get(metric), one.chance, one.fewshot, len(one.items))
-        for one in tasks
-        for metric, value in one.metrics.items()
-    ]
+    step = None if on_hub else step
+    named = on_hub or str(path), None if step is None else str(step)
+    return named, card.Base(on_hub or path.name, step, ids if had < ids else 0, codes)

@@ -7,23 +7,27 @@ import shlex
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jaxlm import models
 from jaxlm.commands.import_hf import becoming, check_new, write
 from jaxlm.config import GROWS, Config, ConfigError, MeshConfig
-from jaxlm.devices import processes, sharding, tree
+from jaxlm.devices import processes, tree
 from jaxlm.devices.processes import say, together
 from jaxlm.host.console import human
 from jaxlm.host.redact import redact
 from jaxlm.interop import peft
 from jaxlm.models import growth
 from jaxlm.models import params as params_lib
+from jaxlm.ops import quantize
 from jaxlm.plan import rules, settle
 from jaxlm.plan.flops import count_params
 from jaxlm.run import lineage
-from jaxlm.run.checkpoints import saving
-from jaxlm.run.workdir import TOKENIZER
+from jaxlm.run.checkpoints import restore, saving
+from jaxlm.run.checkpoints.meta import MOMENTS
+from jaxlm.run.workdir import TOKENIZER, check_same_optimizer
+from jaxlm.step import optim, parts
+from jaxlm.step.objectives import lm
 from jaxlm.train import origin
 
 
@@ -36,43 +40,85 @@ def run(config: Config, args: argparse.Namespace) -> int:
         )
     out, began = pathlib.Path(config.workdir).absolute(), time.perf_counter()
     together(lambda: check_new(out, "--config.workdir"), first_only=True)
-    config = settle.by_rule(config, say)
+    carries, config = config.origin_state, settle.by_rule(dataclasses.replace(config, origin_state=False), say)
     opened = origin.open(config.origin, config.origin_checkpoint, peft.READERS)
+    if carries:
+        _check_moments(config, opened)
     mesh = processes.start(
         config.hardware, config.distributed, MeshConfig(data=1, fsdp=-1, tensor=1, context=1), config.model.dtype
     )
     own = config.data.tokenizer != ""  # else that of the data
     made = dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=str(out / TOKENIZER) * own))
     old, words = opened.config.model, f"{opened.provenance['path']}, step {opened.provenance.get('step', 0)}"
-    parts = {key: (getattr(old, key), getattr(config.model, key)) for key in GROWS}
-    changes = ", ".join(f"{key} {was} -> {now}" for key, (was, now) in parts.items() if was != now)
-    with becoming(out, 4 * count_params(config.model), "--config.workdir") as part:
+    sizes = {key: (getattr(old, key), getattr(config.model, key)) for key in GROWS}
+    changes = ", ".join(f"{key} {was} -> {now}" for key, (was, now) in sizes.items() if was != now)
+    on_host = dataclasses.replace(config.optim, offload=False)
+    built = dataclasses.replace(config, model=settle.to_read(config.model, jax.devices()[0].platform), optim=on_host)
+    larger = parts.make(built, mesh, lm.make)
+    with becoming(out, (12 if carries else 4) * count_params(config.model), "--config.workdir") as part:
         saving.save_weights(
-            part / "checkpoints", lambda: _params(config, opened, mesh), redact(dataclasses.asdict(made))
+            part / "checkpoints",
+            lambda: _params(larger, opened),
+            redact(dataclasses.asdict(made)),
+            lambda: _moments(larger, opened) if carries else {},
         )
         why = f"grown from {words}: {changes}"
         together(lambda: write(made, opened.tokenizer() if own else None, part, why), first_only=True)
     say(
-        f"grown: {count_params(old):,} -> {count_params(config.model):,} parameters ({changes}), the same function "
-        f"({time.perf_counter() - began:.0f} s)"
+        f"grown: {count_params(old):,} -> {count_params(config.model):,} parameters ({changes}), the same function"
+        f"{', the moments of the old part' * carries} ({time.perf_counter() - began:.0f} s)"
     )
     _say_whether_it_pays(config, opened)
     say(f"next: jaxlm train {shlex.quote(config.workdir)}")
     return 0
 
 
-def _params(config: Config, opened: origin.Origin, mesh: jax.sharding.Mesh) -> dict:
+def _params(larger: parts.Parts, opened: origin.Origin) -> dict:
     """Returns the larger model's parameters, made one by one."""
-    settled = settle.to_read(config.model, jax.devices()[0].platform)
-    model = models.build(settled, settled.attention)
-    shardings = sharding.tree_shardings(models.abstract_params(model), models.logical_axes(model), mesh)
+    config, shardings = larger.config, larger.shardings.params["params"]
     placed, leaf = dict(tree.named_leaves(shardings)), opened.grown(config.model).leaf
     made = []
-    for name, drawn in params_lib.each_param(model, jax.random.key(config.seed), shardings):
+    for name, drawn in params_lib.each_param(larger.model, jax.random.key(config.seed), shardings):
         below, copied = growth.source(name, config.optim.grown_from[0], config.model.n_layers)
         grown = growth.grown(name, leaf(below).astype(np.float32), np.asarray(drawn), copied)
         made.append((name, jax.device_put(grown, placed[name])))
     return tree.nested(made)
+
+
+def _check_moments(config: Config, opened: origin.Origin) -> None:
+    """Raises ConfigError if the origin has no optimizer's state of the same form as the config's optimizer."""
+    if opened.state is None or not any(name.startswith("train/") for name in opened.meta()["digests"]):
+        raise ConfigError(f"{config.origin} holds weights and no moments to carry over: leave config.origin_state out")
+    check_same_optimizer(pathlib.Path(config.origin), config.optim)
+
+
+def _moments(larger: parts.Parts, opened: origin.Origin) -> dict:
+    """Returns the item of the larger model's optimizer state: the old part's moments in place, those of new parts zero."""
+    folder = pathlib.Path(opened.provenance["path"], "checkpoints", str(opened.provenance["step"]))
+    read, saved, layers = restore.reader(folder, "train"), opened.meta()["digests"], larger.config.model.n_layers
+    params = [name for name, _ in tree.named_leaves(larger.abstract.params["params"])]
+
+    def old_moment(name: str) -> np.ndarray:
+        if f"train/{name}" in saved:
+            return read(name)
+        return np.asarray(quantize.decode(quantize.Blocked(read(f"{name}/codes"), read(f"{name}/exponents"))))
+
+    def carried(path: tuple, leaf: optim.Moment, placed: optim.Moment) -> optim.Moment:
+        name = f"opt_state/{tree.path_name(path)}"
+        of = next((param for param in params if name.endswith(f"/{param}")), None)
+        if of is None:  # a count
+            return jax.device_put(read(name), placed)
+        below, copied = growth.source(of, larger.config.optim.grown_from[0], layers)
+        blocked = isinstance(leaf, quantize.Blocked)
+        shape, old = (leaf.codes if blocked else leaf).shape, old_moment(name.removesuffix(of) + below)
+        made = growth.moment(of, old, shape, copied, second="/nu/" in name)
+        if blocked:  # all blocks round to one grid, so no noise is needed
+            made = quantize.encode(jnp.asarray(made), jnp.zeros(shape, jnp.uint32), leaf.codes.dtype)
+        return jax.device_put(made if blocked else made.astype(leaf.dtype), placed)
+
+    state, blocks = (larger.abstract.opt_state, larger.shardings.opt_state), quantize.Blocked
+    moments = jax.tree_util.tree_map_with_path(carried, *state, is_leaf=lambda leaf: isinstance(leaf, blocks))
+    return {MOMENTS: {"opt_state": moments}}
 
 
 def _say_whether_it_pays(config: Config, opened: origin.Origin) -> None:

@@ -32,6 +32,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
     run_page.write(folder / markup.NAME, summary)
     if took:
         print(table(run_page.command_cells(took), right=(1, 2)))
+    for row in summary["bends"]:
+        say(f"the curve bends at step {row['step']:,}, by {row['change']:+.3f} nats: {row['why']}")
     say(f"open {folder / markup.NAME}")
     return 0
 

@@ -196,6 +196,9 @@ class CheckpointConfig:
     keep_best: Count = key(1, "also keep this many of the best by `best_metric`")
     best_metric: str = key("val/loss", "by which the best are chosen: any name in metrics.jsonl")
     best_is: Literal["lowest", "highest"] = key("lowest", "or highest, as for an accuracy")
+    average: Annotated[float, within(0, 0.5)] = key(
+        0.0, "keeps a moving average of the weights, by this share of the steps so far behind; 0 = none, 0.1 is usual"
+    )
     reserve_mb: NotNegative = key(64.0, "real blocks held back on the disk, so that a full one still takes logs")
     max_unprotected_minutes: NotNegative = key(
         120.0, "unsaved work beyond this ends the run while saving fails; 0 = never"

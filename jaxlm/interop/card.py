@@ -3,12 +3,14 @@
 import dataclasses
 import json
 import re
+import shlex
 import textwrap
 import typing
 from collections.abc import Mapping, Sequence
 
 from jaxlm.config import ModelConfig
 from jaxlm.host.console import count, dollars, duration, human, loss
+from jaxlm.interop import gguf
 from jaxlm.report.benchmarks import BITS, MARGIN
 
 
@@ -46,7 +48,7 @@ class Facts:
     """The facts that a model card states.
 
     Attributes:
-      to, file: "hf", "peft" or "gguf"; the name of the GGUF file.
+      to: "hf", "peft" or "gguf".
       step, parameters: the checkpoint's step; the model's number of parameters.
       run: the key `run` of a report's summary (see `report.run_page`).
       phases: rows of the bill, as `train.phases` writes them.
@@ -60,11 +62,13 @@ class Facts:
       chats: True if the tokenizer has a chat template.
       tokenizer_class: the class of transformers that loads the tokenizer, AutoTokenizer if possible.
       base: the adapter's base; None if the export is a whole model.
+      files: the types of the export's GGUF files.
+      bits: bits per byte of held-out text, of the weights ("run") and of each quantised file (its type); {} if not measured.
+      coarse: matrices of these files that a K-quant can't hold: name -> columns.
     """
 
     name: str
     to: str
-    file: str
     config: ModelConfig
     step: int
     parameters: int
@@ -82,10 +86,14 @@ class Facts:
     origin: str = ""
     rewards: bool = False
     base: Base | None = None
+    files: Sequence[str] = ()
+    bits: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    coarse: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 def text(facts: Facts) -> str:
-    parts = [_front(facts), f"# {facts.name}", _model(facts), _use(facts), _data(facts), _training(facts)]
+    parts = [_front(facts), f"# {facts.name}", _model(facts), _use(facts), _files(facts), _data(facts)]
+    parts += [_training(facts)]
     return "\n\n".join(filter(None, [*parts, _held_out(facts), _samples(facts), _scores(facts), _limits(facts)])) + "\n"
 
 
@@ -121,7 +129,7 @@ def _model(facts: Facts) -> str:
 
 def _use(facts: Facts) -> str:
     if facts.to == "gguf":
-        return f"## Use\n\n    {of_llama_cpp(facts.file, facts.chats)}"
+        return ""
     if facts.rewards:
         code, note = _use_scores(facts)
     else:
@@ -132,6 +140,25 @@ def _use(facts: Facts) -> str:
 def of_llama_cpp(file: str, chats: bool) -> str:
     """Returns the command of llama.cpp for a GGUF file. Its llama-cli only chats; llama-completion continues a text."""
     return f"llama-cli -m {file}" if chats else f'llama-completion -m {file} -no-cnv -p "Once upon a time"'
+
+
+def of_files(facts: Facts) -> list[str]:
+    """Returns lines on the GGUF files: the bits per byte that each loses, and the matrices that are in a finer type."""
+    lines, run = [], facts.bits.get("run", 0.0)
+    for dtype in filter(facts.bits.get, facts.files):
+        lost = f"{facts.bits[dtype] - run:.4f} bits per byte of held-out text ({run:.4f} without rounding)"
+        lines.append(f"{gguf.file_name(facts.name, dtype)} loses {lost}")
+    if facts.coarse:
+        kinds = {f"{re.sub(r'blk.[0-9]+', 'blk.*', name)} ({n:,} columns)": 0 for name, n in facts.coarse.items()}
+        lines.append(f"kept in q8_0, or f16, since 256 does not divide their columns: {', '.join(kinds)}")
+    return lines
+
+
+def _files(facts: Facts) -> str:
+    lines = [of_llama_cpp(gguf.file_name(facts.name, dtype), facts.chats) for dtype in facts.files]
+    lines.append(f"ollama create {shlex.quote(facts.name)} -f Modelfile  # untried\n")
+    notes = [f"- {line}." for line in of_files(facts)]
+    return "\n".join(["## GGUF files\n", *(f"    {line}" for line in lines), *notes]).strip() if facts.files else ""
 
 
 _CHAT = [

@@ -9,7 +9,7 @@ import pathlib
 import shutil
 import time
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -68,11 +68,18 @@ class Done(typing.NamedTuple):
     checking_s: float
 
 
-def dtype_of(to: str, dtype: str | None) -> str:
-    """Returns the type of the weights to write. Raises ConfigError if the format has no such type."""
-    if dtype is not None and dtype not in TARGETS[to]:
-        raise ConfigError(f"--dtype={dtype}: --to={to} writes {', '.join(TARGETS[to])}")
-    return dtype or TARGETS[to][0]
+def dtypes_of(to: str, asked: str | None) -> tuple[str, list[str]]:
+    """Returns (the type of the weights, the types of further GGUF files) that a list with commas names.
+
+    Raises ConfigError if the format has no such type.
+    """
+    first, *more = dict.fromkeys(word.strip().lower() for word in (asked or TARGETS[to][0]).split(","))
+    if first not in TARGETS[to]:
+        raise ConfigError(f"--dtype={asked}: --to={to} writes {', '.join(TARGETS[to])}")
+    if more and (to == "peft" or set(more) - set(gguf.DTYPES)):
+        beside = "one type alone" if to == "peft" else f"GGUF files in {', '.join(gguf.DTYPES)} after the first type"
+        raise ConfigError(f"--dtype={asked}: --to={to} writes {beside}")
+    return first, more
 
 
 def refuse(out: pathlib.Path, to: str) -> None:
@@ -98,36 +105,36 @@ def refuse(out: pathlib.Path, to: str) -> None:
         )
 
 
-def export(source: Source, to: str, dtype: str, out: pathlib.Path) -> Done:
+def export(source: Source, to: str, dtype: str, out: pathlib.Path, more: Sequence[str] = ()) -> Done:
     """Writes the model to `out`, reads every tensor back and compares it bit by bit with the source.
+
+    Args:
+      more: the types of further GGUF files in the folder.
 
     Raises:
       ConfigError: the format can't hold this model, or `out` holds anything but an earlier export to the format.
       RunError: the disk is full, or a written tensor differs from the source.
     """
     refuse(out, to)
-    if source.scores and to != "hf":
+    if source.scores and (to != "hf" or more):
         raise ConfigError("only --to=hf can export a reward model's score head")
     if (to == "peft") != (source.adapted is not None):
         raise ValueError(f"--to={to} of a source with{'' if source.adapted else 'out'} an adapter")
-    file = f"{source.name}-{dtype}.gguf"
     with _replacing(out) as folder:
-        if source.adapted:
-            written = peft.PeftFolder(folder, source.config, dtype, source.adapted, source.base)
-        elif to == "gguf":
-            written = gguf.GgufFile(folder / file, source.config, dtype, source.name)
-        else:
-            written = hf_folder.HfFolder(folder, source.config, dtype, source.scores)
-        if written.bytes > (free := shutil.disk_usage(out.parent).free):
-            raise RunError(f"--out={out} needs {size(written.bytes)}, and {size(free)} are free there: free some room")
+        parts = _parts(source, to, dtype, folder, more)
+        needed, free = sum(part.bytes for part in parts), shutil.disk_usage(out.parent).free
+        if needed > free:
+            raise RunError(f"--out={out} needs {size(needed)}, and {size(free)} are free there: free some room")
         began = time.perf_counter()
-        with working(f"writing {size(written.bytes)}", written.count, "tensors") as tell:
-            written.write(source.read, source.tokenizer, tell)
+        for part in parts:
+            with working(f"writing {size(part.bytes)}", part.count, "tensors") as tell:
+                part.write(source.read, source.tokenizer, tell)
         if to != "gguf":
             check_tokenizer(folder, source.tokenizer)
-        read_at = time.perf_counter()
-        with working("reading it back", written.count, "tensors") as tell:
-            count = check(written, source.read, tell)
+        read_at, count = time.perf_counter(), 0
+        for part in parts:
+            with working("reading it back", part.count, "tensors") as tell:
+                count += check(part, source.read, tell)
         for name, text in {"README.md": source.card, "receipt.json": source.receipt}.items():
             if text:
                 (folder / name).write_text(text, encoding="utf-8")
@@ -135,7 +142,7 @@ def export(source: Source, to: str, dtype: str, out: pathlib.Path) -> Done:
         sums = {name: file_sha256(folder / name) for name in names if name != "README.md"}  # users edit the card
         about = {
             "to": to,
-            "dtype": dtype,
+            "dtype": ",".join([dtype, *more]),
             **source.about,
             "files": names,
             "sha256": sums,
@@ -143,10 +150,19 @@ def export(source: Source, to: str, dtype: str, out: pathlib.Path) -> Done:
         }
         (folder / MARK).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         writing_s, checking_s = read_at - began, time.perf_counter() - read_at
-    return Done(out / file if to == "gguf" else out, count, writing_s, checking_s)
+    return Done(out / gguf.file_name(source.name, dtype) if to == "gguf" else out, count, writing_s, checking_s)
 
 
 Written = hf_folder.HfFolder | gguf.GgufFile | peft.PeftFolder
+
+
+def _parts(source: Source, to: str, dtype: str, folder: pathlib.Path, more: Sequence[str]) -> list[Written]:
+    parts: list[Written] = [gguf.GgufFile(folder, source.config, each, source.name) for each in more]
+    if to == "gguf":
+        return [gguf.GgufFile(folder, source.config, dtype, source.name), *parts]
+    if source.adapted:
+        return [peft.PeftFolder(folder, source.config, dtype, source.adapted, source.base)]
+    return [hf_folder.HfFolder(folder, source.config, dtype, source.scores), *parts]
 
 
 def check(written: Written, read: Callable[[str], np.ndarray], tell: Tell) -> int:

@@ -20,13 +20,21 @@ from jaxlm.data.chats import chat
 from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.data.tokenizer.ours import Tokenizer
 from jaxlm.host.console import Tell, told
-from jaxlm.interop import hf_config, tokenizer_json
-from jaxlm.interop.leaves import Content, Tensor, contiguous, read_ahead, tensors
+from jaxlm.interop import hf_config, k_quants, tokenizer_json
+from jaxlm.interop.leaves import Content, Tensor, by_leaf, contiguous, read_ahead, tensors
 from jaxlm.models.layers import rope_of
 
-DTYPES = ("f16", "f32", "q8_0")
+DTYPES = ("f16", "f32", "q8_0", "q6_k", "q5_k_m", "q4_k_m")
 _TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 _ROPE = "rope_freqs.weight"
+# What Ollama needs: a Go template, since it takes a GGUF file's own only where it knows it.
+_TEXT = 'TEMPLATE """{{ .Prompt }}"""\n'
+_CHAT = '''TEMPLATE """{{ range .Messages }}<|im_start|><|{{ .Role }}|>
+{{ .Content }}<|im_end|>
+{{ end }}<|im_start|><|assistant|>
+"""
+PARAMETER stop "<|im_end|>"
+'''
 
 
 def package() -> typing.Any:
@@ -35,6 +43,10 @@ def package() -> typing.Any:
         return importlib.import_module("gguf")
     except ImportError:
         raise ConfigError(f"--to=gguf needs the package gguf: {pip_install('gguf')}") from None
+
+
+def file_name(name: str, dtype: str) -> str:
+    return f"{name}-{dtype}.gguf"
 
 
 def architecture(config: ModelConfig) -> str:
@@ -46,22 +58,34 @@ def architecture(config: ModelConfig) -> str:
 
 
 class GgufFile:
-    """A GGUF file: how a model's tensors are named and stored in it. `dtype` of the matrices: "f32", "f16" or "q8_0"."""
+    """A GGUF file: how a model's tensors are named and stored in it.
 
-    def __init__(self, path: pathlib.Path, config: ModelConfig, dtype: str, name: str):
-        self._path, self._config, self._dtype, self._name = path, config, dtype, name
+    Attributes:
+      dtype: of the matrices, one of DTYPES.
+    """
+
+    def __init__(self, folder: pathlib.Path, config: ModelConfig, dtype: str, name: str):
+        self._path, self._config, self.dtype, self._name = folder / file_name(name, dtype), config, dtype, name
         self._tensors, self._factors = list(tensors(config)), _rope_factors(config)
         self.count = len(self._tensors) + (self._factors is not None)
         self.bytes = sum(math.prod(self._byte_shape(tensor)) for tensor in self._tensors)
 
+    @property
+    def coarse(self) -> dict[str, int]:
+        """Returns the matrices that a K-quant can't hold, name -> their columns, which 256 does not divide."""
+        columns = {self._name_of(tensor): _shape(tensor)[-1] for tensor in self._tensors if self._kind(tensor) != "F32"}
+        return {name: n for name, n in columns.items() if "_k" in self.dtype and n % k_quants.BLOCK}
+
     def write(self, read: Callable[[str], np.ndarray], tokenizer: Coder, tell: Tell) -> None:
         writer = package().GGUFWriter(self._path, architecture(self._config))
         try:
-            _add_model(writer, self._config, self._dtype, self._name)
+            kind = "ALL_F32" if self.dtype == "f32" else f"MOSTLY_{self.dtype.upper()}"
+            writer.add_file_type(package().LlamaFileType[kind])
+            _add_model(writer, self._config, self._name)
             _add_tokenizer(writer, tokenizer)
             for tensor in self._tensors:
                 shape = self._byte_shape(tensor)
-                writer.add_tensor_info(self._name_of(tensor), shape, np.uint8, math.prod(shape), self._kind(tensor))
+                writer.add_tensor_info(self._name_of(tensor), shape, np.uint8, math.prod(shape), self._type(tensor))
             if self._factors is not None:
                 writer.add_tensor_info(_ROPE, self._factors.shape, self._factors.dtype, self._factors.nbytes)
             writer.write_header_to_file()
@@ -71,11 +95,15 @@ class GgufFile:
                 writer.write_tensor_data(value)
         finally:
             writer.close()
+        modelfile = self._path.with_name("Modelfile")
+        if not modelfile.exists():
+            chats = chat.speaks(tokenizer)
+            modelfile.write_text(f"FROM ./{self._path.name}\n{_CHAT if chats else _TEXT}", encoding="utf-8")
 
     def contents(self, read: Callable[[str], np.ndarray]) -> Iterator[Content]:
-        """Yields the tensors that the file must hold: as numbers, or for q8_0 as bytes.
+        """Yields the tensors that the file must hold: as numbers, or as the bytes of blocks.
 
-        Raises ConfigError if a number is too large for float16.
+        Raises ConfigError if a number is too large for float16, which holds the scales of blocks too.
         """
         for tensor, values in read_ahead(read, self._tensors):
             yield self._name_of(tensor), tensor.leaves, self._encode(tensor, tensor.from_leaves(values))
@@ -86,6 +114,14 @@ class GgufFile:
         shape, item, offset = self._stored[name]
         # Read, not mapped: the pages of a mapped file count as memory.
         return np.fromfile(self._path, item, math.prod(shape), offset=offset).reshape(shape)
+
+    def leaf(self, name: str) -> np.ndarray:
+        """Returns a leaf of the run as the file holds it, float32."""
+        tensor, place = by_leaf(self._config)[name]
+        value = package().quants.dequantize(self.held(self._name_of(tensor)), self._type(tensor))
+        if heads := self._heads(tensor):
+            value = value.reshape(heads, -1, 2, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
+        return tensor.to_leaf(value.T if tensor.name.endswith(_TRANSPOSED) else value, place)
 
     @functools.cached_property
     def _stored(self) -> dict[str, tuple[tuple[int, ...], np.dtype, int]]:
@@ -105,27 +141,34 @@ class GgufFile:
             raise ConfigError(f"GGUF has no place for {tensor.name}: export with --to=hf")
         return name
 
-    def _kind(self, tensor: Tensor) -> typing.Any:
-        """Returns GGUF's type of a tensor: f32 for vectors and positions; f16, not q8_0, for rows that 32 does not divide."""
-        types = package().GGMLQuantizationType
+    def _kind(self, tensor: Tensor) -> str:
+        """Returns GGUF's type of a tensor: F32 for vectors and positions; Q8_0, else F16, for rows that blocks can't hold."""
+        columns = _shape(tensor)[-1]
         if len(tensor.shape) == 1 or tensor.leaves[0].startswith("pos_embed"):
-            return types.F32
-        if self._dtype == "q8_0" and _shape(tensor)[-1] % 32:
-            return types.F16
-        return types[self._dtype.upper()]
+            return "F32"
+        if not self.dtype.startswith("q"):
+            return self.dtype.upper()
+        if self.dtype == "q8_0" or columns % k_quants.BLOCK:
+            return "F16" if columns % 32 else "Q8_0"
+        return k_quants.kind(self._name_of(tensor), self.dtype, self._config.n_layers, self._config.tie_embeddings)
+
+    def _type(self, tensor: Tensor) -> typing.Any:
+        return package().GGMLQuantizationType[self._kind(tensor)]
 
     def _byte_shape(self, tensor: Tensor) -> tuple[int, ...]:
-        return package().quants.quant_shape_to_byte_shape(_shape(tensor), self._kind(tensor))
+        return package().quants.quant_shape_to_byte_shape(_shape(tensor), self._type(tensor))
 
     def _encode(self, tensor: Tensor, value: np.ndarray) -> np.ndarray:
-        value = value.T if tensor.name.endswith(_TRANSPOSED) else value
+        value, kind = value.T if tensor.name.endswith(_TRANSPOSED) else value, self._kind(tensor)
         if heads := self._heads(tensor):
             value = value.reshape(heads, 2, -1, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
-        with np.errstate(over="ignore"):
-            coded = package().quants.quantize(contiguous(value), self._kind(tensor))
-        if coded.dtype == np.float16 and not np.isfinite(coded).all():
-            raise ConfigError(f"{tensor.name} has numbers beyond 65,504, too large for f16: export with --dtype=f32")
-        return coded
+        if kind != "F32" and not np.abs(value).max() <= np.finfo(np.float16).max:
+            raise ConfigError(
+                f"{tensor.name} has numbers beyond 65,504, too large for {self.dtype}: export with --dtype=f32"
+            )
+        if kind.endswith("_K"):
+            return k_quants.quantize(value, kind)
+        return package().quants.quantize(contiguous(value), self._type(tensor))
 
     def _heads(self, tensor: Tensor) -> int:
         """Returns the number of heads whose rows are permuted in a tensor; 0 if none are."""
@@ -147,11 +190,10 @@ def _rope_factors(config: ModelConfig) -> np.ndarray | None:
     return (rope_of(plain) / rope_of(config)).astype(np.float32)
 
 
-def _add_model(writer: typing.Any, c: ModelConfig, dtype: str, name: str) -> None:
-    gguf, kinds = package(), {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}
+def _add_model(writer: typing.Any, c: ModelConfig, name: str) -> None:
+    gguf = package()
     writer.add_type(gguf.GGUFType.MODEL)
     writer.add_name(name)
-    writer.add_file_type(gguf.LlamaFileType[kinds[dtype]])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_context_length(c.max_seq_len)
     writer.add_embedding_length(c.d_model)

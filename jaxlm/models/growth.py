@@ -56,3 +56,16 @@ def grown(name: str, old: np.ndarray, new: np.ndarray, copied: bool) -> np.ndarr
     gain = np.sqrt(old.size / new.size) if name.endswith("_norm/scale") else 1.0
     made[tuple(slice(size) for size in old.shape)] = old * np.float32(gain)
     return made
+
+
+def moment(name: str, old: np.ndarray, shape: Sequence[int], copied: bool, second: bool) -> np.ndarray:
+    """Returns an optimizer's moment for a parameter of the larger model: `old` in the first rows and columns of zeros.
+
+    The gradients of old parts are what they were. But a norm's gain is sqrt(d/d') times the old one, so its gradient is
+    sqrt(d'/d) times as large. `second`: `old` is a moment of squares.
+    """
+    made = np.zeros(shape, old.dtype)
+    if not copied:
+        ratio = made.size / old.size if name.endswith("_norm/scale") else 1.0
+        made[tuple(slice(size) for size in old.shape)] = old * old.dtype.type(ratio if second else np.sqrt(ratio))
+    return made

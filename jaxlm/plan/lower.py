@@ -103,6 +103,17 @@ def memory_of(compiled: jax.stages.Compiled) -> int:
     return m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
 
 
+def averages(config: Config) -> bool:
+    """True if a moving average of the weights lies on the devices, beside what the step takes."""
+    return bool(config.checkpoint.average) and not config.optim.offload
+
+
+def beside(made: parts.Parts) -> int:
+    """Returns the bytes on each device that no step takes: those of the weights' moving average."""
+    trained = placements(tree.merge(made.abstract.params), tree.merge(made.shardings.params))
+    return 4 * sum(row.per_device for row in trained) * averages(made.config)
+
+
 @dataclasses.dataclass(frozen=True)
 class Target:
     """The devices to compile for, which may be absent; `name` is what users are shown."""
@@ -130,10 +141,11 @@ def target(devices: int, hosts: int) -> Target:
     return Target("cpu", f"{devices} fake CPU devices", cpus[:devices], QUICK)
 
 
-def compile_step(config: Config, mesh: MeshConfig, target: Target) -> dict[str, typing.Any]:
+def compile_step(config: Config, shape: MeshConfig, target: Target) -> dict[str, typing.Any]:
     """Compiles the step for a target's platform, and returns its memory, sharding and collectives, for `jaxlm plan`."""
     start = time.monotonic()
-    lowered, rows = lower_step(config, sharding.make_mesh(mesh, target.devices))
+    mesh = sharding.make_mesh(shape, target.devices)
+    lowered, rows = lower_step(config, mesh)
     program = lowered.compile(compiler_options=target.options)
     note = "" if target.platform == "gpu" else "XLA's program for CPUs in float32, not a GPU's"
     if config.optim.offload or config.model.offload:
@@ -145,7 +157,7 @@ def compile_step(config: Config, mesh: MeshConfig, target: Target) -> dict[str, 
         "dtype": config.model.dtype,
         "microbatch": config.train.microbatch_size,
         "seconds": time.monotonic() - start,
-        "memory": memory_of(program),
+        "memory": memory_of(program) + beside(parts_of(config, mesh)),
         "memory_note": note,
         "parameters_per_device": sum(row.per_device for row in rows),
         "replicated": len(whole),

@@ -39,9 +39,10 @@ _F32 = 4
 class Memory:
     """Bytes on each device at the peak of a step, by component.
 
-    `optimizer` leaves out offloaded state. `gradients` are float32 sums of the microbatches' (with one microbatch, gradients in
-    the compute type), `copies` the parameters in the compute type, `activations` those that all layers keep for the backward
-    pass. `rollouts` is for drawing answers: the reference, and between two updates the packed weights and the KV caches.
+    `optimizer` and `average` (of the weights) leave out offloaded state. `gradients` are float32 sums of the microbatches'
+    (with one microbatch, gradients in the compute type), `copies` the parameters in the compute type, `activations` those
+    that all layers keep for the backward pass. `rollouts` is for drawing answers: the reference, and between two updates
+    the packed weights and the KV caches.
     """
 
     parameters: int
@@ -53,6 +54,7 @@ class Memory:
     workspace: int
     batch: int
     rollouts: int = 0
+    average: int = 0
 
     @property
     def total(self) -> int:
@@ -106,6 +108,7 @@ class Estimator:
         reference = trained.bytes if draws and config.policy.reference and self._all_trained else 0
         steady = {"parameters": in_float32, "frozen": frozen.bytes, "optimizer": self._optimizer}
         steady |= {"batch": self._batch, "rollouts": reference}
+        steady["average"] = in_float32 * lower.averages(config)
         sums = in_float32 if t.microbatch_size < t.batch_size else 0
         layer = _Layer(config, rows, tokens, self._axes)
         # XLA keeps two more copies for a scan over the layers: their parameters stacked, and their gradients stacked.

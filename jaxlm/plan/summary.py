@@ -53,7 +53,7 @@ def summarise(config: Config) -> dict[str, typing.Any]:
         "checkpoint": {
             "every_steps": c.every_steps or config.train.steps,
             "every_minutes": c.every_minutes,
-            "bytes": held.parameters + held.optimizer,
+            "bytes": held.parameters + held.optimizer + held.average,
         },
     }
 

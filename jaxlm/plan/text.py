@@ -148,7 +148,7 @@ def _memory(plan: dict) -> str:
     memory, mesh = plan["memory"], plan["mesh"]
     named = ", ".join(f"{axis} {size}" for axis, size in mesh["axes"].items() if size > 1)
     devices = f"each of {mesh['devices']} devices ({named})" if named else "one device"
-    rows = {name: n for name, n in memory["bytes"].items() if n or name not in ("frozen", "rollouts")}
+    rows = {name: n for name, n in memory["bytes"].items() if n or name not in ("frozen", "rollouts", "average")}
     notes = {
         "parameters": "trained, float32",
         "optimizer": memory["optimizer"],
@@ -157,6 +157,7 @@ def _memory(plan: dict) -> str:
         "activations": f"remat {memory['remat']}",
         "workspace": "a layer's backward pass, the loss or the update",
         "rollouts": "what draws answers, and the reference",
+        "average": "of the weights, float32",
     }
     shown = {name: gigabytes(n) for name, n in (rows | {"total": memory["total"]}).items()}
     lines = table([[f"  {name}", n, notes.get(name, "") * (n != "0.00")] for name, n in shown.items()], right=[1])

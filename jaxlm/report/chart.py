@@ -29,13 +29,14 @@ def lines(
     along: str,
     unit: str = "",
     marks: Sequence[float] = (),
+    numbered: Sequence[float] = (),
     shown: Callable[[float], str] = human,
     shown_x: Callable[[float], str] = human,
 ) -> Markup:
     """Returns a chart of at most six curves with a legend; empty Markup if no curve has two finite points.
 
     `along` labels the x axis, `unit` the y axis; `shown` formats the y axis's numbers. `marks` are the x values of vertical
-    lines, such as restarts.
+    lines, such as restarts; `numbered` are such, with numbers from 1 on.
     """
     thinned = [dataclasses.replace(curve, points=thin(curve.points)) for curve in curves]
     drawable = [i for i, curve in enumerate(thinned) if sum(math.isfinite(y) for _, y in curve.points) > 1]
@@ -57,15 +58,18 @@ def lines(
     x_ticks = [x for x in ticks(low, high) if low <= x <= high]
     grid = [_line(0, at_y(y), _SIZE, at_y(y), "grid") for y in y_ticks]
     grid += [_line(at_x(x), 0, at_x(x), _SIZE, "mark") for x in marks if low <= x <= high]
+    grid += [_line(at_x(x), 0, at_x(x), _SIZE, "bend") for x in numbered]
     drawn = [path for i, curve in zip(drawable, thinned, strict=True) for path in _paths(curve, i, at_x, at_y)]
     view = {"viewBox": f"0 0 {_SIZE:.0f} {_SIZE:.0f}", "preserveAspectRatio": "none"}
     svg = tag("svg", *grid, *drawn, **view, aria_hidden="true")
     beside = [tag("span", shown(y), style=f"top:{at_y(y) / _SIZE:.2%}") for y in y_ticks]
     below = [tag("span", shown_x(x), style=f"left:{at_x(x) / _SIZE:.2%}") for x in x_ticks]
+    above = [tag("span", number, style=f"left:{at_x(x) / _SIZE:.2%}") for number, x in enumerate(numbered, start=1)]
     legend = _legend([curve.name for curve in thinned], drawable)
     title = [tag("b", label), *(legend if len(thinned) > 1 else [])]
     title += [tag("span", unit, class_="dim unit")] if unit else []
-    plot = tag("div", tag("div", *beside, class_="ys"), svg, tag("div", *below, class_="xs"), class_="plot")
+    numbers = tag("div", *above, class_="xs tops")
+    plot = tag("div", tag("div", *beside, class_="ys"), svg, tag("div", *below, class_="xs"), numbers, class_="plot")
     under = tag("div", along, class_="along")
     return tag("figure", tag("figcaption", *title), plot, under, class_="chart", role="img", aria_label=label)
 

@@ -5,7 +5,10 @@
 run         name, model, params, data (its folder), step, steps, tokens, tokens_per_step, loss, held_out, best, wall_s, ...
 curves      columns of metrics.jsonl, NAME -> values, of the same length
 held_out    SOURCE -> [[step, loss], ...]; "" is the mean of all sources
+average     [[step, loss], ...] of the moving average of the weights
+decays      rows: name, end and decay (step and loss at the end of a decay of the rate); step, weights and average before it
 figures     WORDS -> [[step, value], ...]: the figure that the run optimises if that is no loss, such as a reward
+bends       rows: step, change in nats, over (steps), why (words), explained (by the rate, in nats, or null)
 activities  NAME -> seconds, of run.clock
 phases      rows of the bill, as train.phases writes them
 futures     rows and advice (`plan.forecast.summary`)
@@ -37,10 +40,12 @@ def write(path: pathlib.Path, summary: dict[str, typing.Any]) -> None:
     parts = [
         ("All stages", took),
         ("All commands", commands),
+        ("Why the curve bent", _bends),
         ("Loss", lambda summary: chart.grid(_curves(summary)[1:])),
         ("Where the time went", _activities),
         ("Bill", _bill),
         ("Three futures", _futures),
+        ("As if decayed now", _as_if_decayed),
         ("Benchmarks", benchmarks.scores),
         ("Beside published models", benchmarks.beside),
         ("Red team", redteam.scores),
@@ -59,10 +64,8 @@ def write(path: pathlib.Path, summary: dict[str, typing.Any]) -> None:
 
 def _about(path: pathlib.Path, run: dict) -> Markup:
     data = pathlib.Path(run["data"]) / markup.NAME if run.get("data") else None
-    parts = [tag("p", run["model"], class_="dim")]
-    if data and data.is_file():
-        parts.append(tag("p", "Trained on ", markup.link("this data", data, path), "."))
-    return join(parts)
+    link = data and data.is_file() and tag("p", "Trained on ", markup.link("this data", data, path), ".")
+    return join([tag("p", run["model"], class_="dim"), link or ""])
 
 
 def _now(summary: dict) -> Markup:
@@ -116,9 +119,11 @@ def _curves(summary: dict) -> list[Markup]:
     about = [Curve(words, points) for words, points in (summary.get("figures") or {}).items() if points]
     mean, nats = [Curve("held out", held_out.get("", ()))], {"unit": "nats a token", "shown": _nats}
     both = [Curve("training", columns(summary, "step", "loss")), *mean]
+    both.append(Curve("as if decayed now", summary.get("average") or ()))
+    bent = [row["step"] for row in summary.get("bends") or ()]
     charts = [
         chart.lines(about, "What it is trained for", **_BY_STEP, shown=_nats),
-        chart.lines(both, "Loss by step", **_BY_STEP, **nats, marks=_resumes(summary)),
+        chart.lines(both, "Loss by step", **_BY_STEP, **nats, marks=_resumes(summary), numbered=bent),
         chart.lines([Curve("", columns(summary, "tokens", "loss"))], "Training loss by tokens", along="tokens", **nats),
     ]
     for by_usd in _paid(summary, Curve("", columns(summary, "cost_usd", "loss"))):
@@ -132,6 +137,14 @@ def _curves(summary: dict) -> list[Markup]:
 
 def _nats(value: float) -> str:
     return f"{value:.4g}"
+
+
+def _bends(summary: dict) -> Markup:
+    rows = []
+    for number, row in enumerate(summary.get("bends") or (), start=1):
+        takes = f"{row['change']:+.3f} {'over ' + count(row['over']) + ' steps' if row['over'] else 'at once'}"
+        rows.append((count(number), count(row["step"]), takes, cell(row["why"], kind="text")))
+    return table(("bend", "from step", "nats", "what came there"), rows, "Bends") if rows else Markup("")
 
 
 def _activities(summary: dict) -> Markup:
@@ -172,6 +185,29 @@ def _futures(summary: dict) -> Markup:
         rows.append((row["name"], count(row["step"]), expected, hours(row["hours"]), *cost))
     head = ("future", "to step", "loss (80%)", "time", *_paid(summary, "cost", "cost of 0.01 nats"))
     return table(head, rows, "Futures") if rows else Markup("")
+
+
+def _as_if_decayed(summary: dict) -> Markup:
+    """Returns the loss of the weights' moving average, beside the forecast and beside decays that were trained."""
+    if not (points := summary.get("average")):
+        return Markup("")
+    (step, average), futures = points[-1], (summary.get("futures") or {}).get("rows", ())
+    weights = dict((summary.get("held_out") or {}).get("", ())).get(step)
+    text = f"The moving average of the weights has a held-out loss of {loss(average)} at step {count(step)}"
+    side = "below" if weights and weights >= average else "above"
+    text += f", {_nats(abs(weights - average))} {side} the weights' own" if weights else ""
+    if len(futures) > 2:  # the plan, a decay now, the end now
+        text += f"; by the forecast a decay now takes {_nats(futures[2]['loss'] - futures[1]['loss'])} off the training loss"
+    rows = []
+    for row in summary.get("decays") or ():
+        gained, all_ = row["weights"] - row["average"], row["weights"] - row["decay"]
+        share = f"{gained / all_:.0%}" if row["step"] == row["end"] and all_ > 0 else ""
+        before = (count(row["step"]), loss(row["weights"]), loss(row["average"]))
+        rows.append(
+            (row["name"], *before, count(row["end"]), loss(row["decay"]), _nats(row["average"] - row["decay"]), share)
+        )
+    head = ("decay", "at step", "weights", "average", "decay ends", "its loss", "average above it", "of the way")
+    return join([tag("p", f"{text}.", class_="dim"), *([table(head, rows, "Decays")] if rows else [])])
 
 
 def junk(summary: dict) -> Markup:
@@ -215,9 +251,7 @@ def _degeneration(line: dict) -> str:
 
 
 def _temperature(value: float | None) -> str:
-    if value is None:
-        return ""
-    return f", temperature {value:g}" if value else ", greedy"
+    return "" if value is None else f", temperature {value:g}" if value else ", greedy"
 
 
 def _speed(summary: dict) -> Markup:
@@ -238,21 +272,15 @@ def _speed(summary: dict) -> Markup:
 def _spikes(summary: dict) -> Markup:
     parts, spikes, backs = [], summary.get("spikes") or (), summary.get("rollbacks") or ()
     if spikes:
-        rows = [
-            (
-                *(count(row["step"]), count(row["batch"]), _nats(row["loss"])),
-                "" if row["score"] is None else f"{row['score']:.1f}",
-                cell(", ".join(row["documents"]), kind="text"),
-            )
-            for row in spikes
-        ]
+        rows = []
+        for row in spikes:
+            score = "" if row["score"] is None else f"{row['score']:.1f}"
+            figures = (count(row["step"]), count(row["batch"]), _nats(row["loss"]), score)
+            rows.append((*figures, cell(", ".join(row["documents"]), kind="text")))
         parts.append(table(("step", "batch", "loss", "score", "documents"), rows, "Spikes"))
     if backs:
-        words = [(f"{a} to {b}" for a, b in (row["steps"], row["batches"])) for row in backs]
-        rows = [
-            (steps, count(row["to"]), batches, cell(row["why"], kind="text"))
-            for row, (steps, batches) in zip(backs, words, strict=True)
-        ]
+        cells = [("{} to {}".format(*r["steps"]), count(r["to"]), "{} to {}".format(*r["batches"])) for r in backs]
+        rows = [(*cells[i], cell(row["why"], kind="text")) for i, row in enumerate(backs)]
         parts.append(table(("steps", "back to", "skipped batches", "why"), rows, "Rollbacks"))
     return join(parts)
 

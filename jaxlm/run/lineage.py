@@ -91,7 +91,7 @@ def commands(folder: pathlib.Path, usd_per_hour: float) -> list[dict[str, typing
 
 def curves(program: str, records: Sequence[dict]) -> dict[str, list[tuple[int, float]]]:
     """Returns words -> [(step, value)] of a kind of training's main figures, held-out first; {} if these are losses."""
-    return {words: _points(records, metric) for metric, words in _FIGURES.get(program, ())}
+    return {words: points(records, metric) for metric, words in _FIGURES.get(program, ())}
 
 
 def _row(folder: pathlib.Path, program: str, **known: typing.Any) -> dict[str, typing.Any]:
@@ -115,12 +115,13 @@ def _run(folder: pathlib.Path, last: float) -> dict[str, typing.Any]:
 def _figure(program: str, records: Sequence[dict]) -> dict[str, typing.Any]:
     """Returns the main figure of a kind of training, at the start and at the end; "begin" is None if it was measured once."""
     for metric, words in _FIGURES.get(program, _LOSS):
-        if figures := [figure for _, figure in _points(records, metric)]:
+        if figures := [figure for _, figure in points(records, metric)]:
             return {"figure": words, "begin": figures[0] if len(figures) > 1 else None, "end": figures[-1]}
     return {"figure": "", "begin": None, "end": None}
 
 
-def _points(records: Sequence[dict], metric: str) -> list[tuple[int, float]]:
+def points(records: Sequence[dict], metric: str) -> list[tuple[int, float]]:
+    """Returns (step, value) of each record that has the metric."""
     return [(r["step"], r[metric]) for r in records if is_number(r.get(metric))]
 
 

@@ -21,6 +21,7 @@ from jaxlm.host.files import is_number, json_of, whole
 
 START = "start"  # the machine and price of a start, in its first record: no metric
 HELD_OUT = "val/loss"  # by default its lowest value is the best checkpoint's
+AVERAGE = "val_average/loss"  # that of the moving average of the weights
 KEEP = 10_000  # records that wait in memory at most
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 

@@ -139,13 +139,24 @@ def _planned(config: OptimConfig, steps: int) -> optax.Schedule:
     elif config.schedule == "linear":
         after = _falling(lr, end, 0, rest)
     elif config.schedule == "wsd":
-        decay = min(max(round(steps * config.decay_fraction), 1), rest)
+        decay = _last_fall(config, steps)
         after = _falling(lr, end, rest - decay, decay)
     else:
         after = optax.constant_schedule(lr)
     if not config.warmup_steps:
         return after
     return optax.join_schedules([optax.linear_schedule(0.0, lr, config.warmup_steps), after], [config.warmup_steps])
+
+
+def _last_fall(config: OptimConfig, steps: int) -> int:
+    """Returns the number of steps over which the rate of wsd falls."""
+    return min(max(round(steps * config.decay_fraction), 1), steps - config.warmup_steps)
+
+
+def decay_begins(config: OptimConfig, steps: int) -> int:
+    """Returns the last step before the rate's fall at the end, of a branch or of wsd; 0 for a schedule without such a fall."""
+    planned = config.schedule_steps or steps
+    return config.decay_at_step or (planned - _last_fall(config, planned) if config.schedule == "wsd" else 0)
 
 
 def _falling(lr: float, end: float, begin: int, steps: int) -> optax.Schedule:

@@ -22,6 +22,7 @@ class TrainState:
       opt_state: of all trained collections merged into one tree (`tree.merge`).
       running: the scalars that the objective adapts.
       skipped, skipped_in_a_row: the number of non-finite updates: in all, and since the last finite one.
+      average: the moving average of `params` (`train.average`); {} without one. The train step never sees it.
     """
 
     step: jax.Array
@@ -30,6 +31,7 @@ class TrainState:
     running: Running
     skipped: jax.Array
     skipped_in_a_row: jax.Array
+    average: Variables = dataclasses.field(default_factory=dict)
 
 
 def init(params: Variables, tx: optax.GradientTransformation, running: dict[str, float] | None = None) -> TrainState:

@@ -6,13 +6,15 @@ import pathlib
 import time
 from collections.abc import Callable, Collection, Sequence
 
+import jax
+
 from jaxlm.config import CheckpointConfig, RunError, SampleConfig
 from jaxlm.devices.processes import from_first
 from jaxlm.run import metrics
 from jaxlm.run.checkpoints.pace import Pace
 from jaxlm.run.checkpoints.store import Checkpointer
 from jaxlm.run.clock import SAVE
-from jaxlm.run.metrics import HELD_OUT
+from jaxlm.run.metrics import AVERAGE, HELD_OUT
 from jaxlm.step.objectives.base import Variables
 from jaxlm.train.loop import DONE, FAILED, MOVED, PREEMPTED, ROLL_BACK, Ending, Every, Hook, Moment
 
@@ -187,7 +189,10 @@ class Measuring(Hook):
 
 @dataclasses.dataclass(eq=False)
 class HeldOut(Measuring):
-    """Measures the held-out loss, and adds it to `losses`. `remark` gives a line for the user, `further` figures and lines."""
+    """Measures the held-out loss, and adds it to `losses`; also that of the weights' moving average, if the state has one.
+
+    `remark` gives a line for the user, `further` figures and lines.
+    """
 
     name = "held-out"
     losses: dict[int, float]
@@ -200,6 +205,12 @@ class HeldOut(Measuring):
     def __call__(self, moment: Moment) -> dict[str, float]:
         figures = self.measure(moment.variables)
         loss = self.losses[moment.step] = figures.get(HELD_OUT, math.nan)
+        if moment.state.average and HELD_OUT in figures:
+            placed = jax.tree.map(lambda leaf: leaf.sharding, moment.state.params)  # it may be in the host's memory
+            average = jax.device_put(moment.state.average, placed)
+            figures = {
+                AVERAGE: self.measure(moment.frozen | average)[HELD_OUT]
+            } | figures  # it is shown beside the loss
         remark = self.remark(loss)
         more, lines = self.further(moment.step, figures)
         for line in filter(None, [remark, *lines]):

@@ -26,8 +26,9 @@ from jaxlm.devices import tree
 from jaxlm.host import files
 from jaxlm.models import adapters, quantized
 from jaxlm.run import workdir
-from jaxlm.run.checkpoints import keep, restore
+from jaxlm.run.checkpoints import keep, meta, restore
 from jaxlm.run.checkpoints.damage import CorruptCheckpointError
+from jaxlm.run.checkpoints.meta import MOMENTS
 from jaxlm.run.checkpoints.store import Checkpointer
 from jaxlm.run.scores import Scores
 from jaxlm.step import optim
@@ -235,7 +236,20 @@ def averaged(parts: Sequence[Origin], shares: Sequence[float]) -> Origin:
             total += share * part.leaf(name)
         return total.astype(first.dtype)
 
-    return dataclasses.replace(parts[-1], params=_from_leaves(leaf), leaf=leaf, digest=str, state=None, meta=None)
+    return _bare(parts[-1], leaf)
+
+
+def averaged_in_training(run: Origin) -> Origin | None:
+    """Returns the origin whose parameters are the moving average that a run's checkpoint holds; None if it holds none."""
+    if not any(name.startswith(f"{meta.AVERAGE}params/") for name in run.meta()["digests"]):
+        return None
+    place = pathlib.Path(run.provenance["path"], "checkpoints", str(run.provenance["step"]))
+    return _bare(run, restore.reader(place, f"{meta.AVERAGE}params"))
+
+
+def _bare(run: Origin, leaf: Leaf) -> Origin:
+    """Returns the run with other parameters, and no state."""
+    return dataclasses.replace(run, params=_from_leaves(leaf), leaf=leaf, digest=str, state=None, meta=None)
 
 
 def pretrained_on(folder: str) -> str:
@@ -367,7 +381,7 @@ def _from_leaves(leaf: Callable[[str], np.ndarray]) -> Callable[[dict, dict], di
 
 def _trained(checkpoint: pathlib.Path, meta: dict) -> Variables:
     """Returns a checkpoint's collections other than the parameters and the train state, on the host."""
-    items = sorted({name.partition("/")[0] for name in meta["digests"]} - {"params", "train"})
+    items = sorted({name.partition("/")[0] for name in meta["digests"]} - {"params", "train", MOMENTS})
     read = {item: restore.reader(checkpoint, item) for item in items}
     named = [name.partition("/")[::2] for name in meta["digests"]]
     return {item: tree.nested((name, read[item](name)) for of, name in named if of == item) for item in items}

@@ -2,18 +2,19 @@
 
 import contextlib
 import dataclasses
+import glob
 import math
 import pathlib
 import shlex
 import typing
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from jaxlm import config as config_lib
 from jaxlm.config import Config, ConfigError, StopConfig, config_files
 from jaxlm.data.shards.mixture import Final, final_of, merge_windows
 from jaxlm.devices.processes import from_first
 from jaxlm.host.files import MANGLED, NUMBER, TEXT, is_number, is_step, json_lines, json_of, json_there, problem
-from jaxlm.plan import forecast
+from jaxlm.plan import bends, forecast
 from jaxlm.plan.flops import count_params
 from jaxlm.run import clock, differences, ledger, lineage, metrics
 from jaxlm.step import optim
@@ -36,11 +37,15 @@ class Outlook:
 
     def losses(self) -> tuple[list[int], list[float | None]]:
         """Returns the steps of the first mixture and their training losses, as logged by all starts."""
-        passed_over = merge_windows(ledger.read(self.folder)["passed_over"])
-        last = self.final.switch(passed_over) if self.final else self.steps
+        last = self._switch()
         records = metrics.records(self.folder / "metrics.jsonl")
         logged = [(r["step"], r["train/loss"]) for r in records if "train/loss" in r and r["step"] <= last]
         return [step for step, _ in logged], [loss for _, loss in logged]
+
+    def _switch(self) -> int:
+        """Returns the last step of the first mixture."""
+        passed_over = merge_windows(ledger.read(self.folder)["passed_over"])
+        return self.final.switch(passed_over) if self.final else self.steps
 
     def prices(self) -> tuple[float, float]:
         """Returns (seconds a step, dollars an hour). The seconds include all of the run's time: evaluations, saves, ..."""
@@ -61,8 +66,11 @@ class Outlook:
             return forecast.TooEarly(f"no forecast: {error}")
 
     def summary(self, stop: StopConfig) -> dict:
-        """Returns the report's summary of the run so far: `gather`'s, and the futures if the run is between its ends."""
+        """Returns the report's summary of the run so far: `gather`'s, bends, and the futures if the run is between its ends."""
         gathered = gather(self.folder)
+        weights = ", ".join(f"{name} {weight:g}" for name, weight in (self.final.mixture if self.final else {}).items())
+        final = [(self._switch() + 1, f"the final mixture began: {weights}")] * bool(weights)
+        gathered["bends"] = bends.of_run(self.folder, gathered, final)
         step = gathered["run"]["step"]
         if not 0 < step < self.steps:
             return gathered
@@ -106,6 +114,8 @@ def gather(folder: pathlib.Path) -> dict[str, typing.Any]:
         "run": _run(folder, records, held_out, book),
         "curves": {name.removeprefix("train/"): [record.get(name) for record in logged] for name in _CURVES},
         "held_out": held_out,
+        "average": lineage.points(records, metrics.AVERAGE),
+        "decays": [*_decays(folder)],
         "figures": lineage.curves(config.program, records) if config else {},
         "activities": {name: last.get(f"time/{name}_s", 0.0) for name in clock.ACTIVITIES},
         "phases": book["phases"],
@@ -171,6 +181,25 @@ def _held_out(records: list[dict]) -> dict[str, list[tuple[int, float]]]:
                 source = name.removeprefix("val/").removesuffix("loss").rstrip("/")
                 losses.setdefault(source, []).append((record["step"], loss))
     return losses
+
+
+def _decays(folder: pathlib.Path) -> Iterator[dict[str, typing.Any]]:
+    """Yields a row for each finished decay of the rate, in the run or a branch beside it, with an average measured before.
+
+    A branch's is that of its trunk at the branch's last step, if the trunk went so far: at equal tokens.
+    """
+    for run in [folder, *sorted(folder.parent.glob(f"{glob.escape(folder.name)}-decay-*"))]:
+        config = lineage.config_of(run)
+        begin = optim.decay_begins(config.optim, config.train.steps) if config else 0
+        end = config.train.steps if begin else 0
+        decay = dict(lineage.points(lineage.records(run), metrics.HELD_OUT)).get(end)
+        branched = bool(begin and config.origin_state and config.optim.decay_at_step)
+        trunk, last = (pathlib.Path(config.origin), end) if branched else (run, begin)
+        before = [record for record in lineage.records(trunk) if record["step"] <= last]
+        weights, averages = (dict(lineage.points(before, name)) for name in (metrics.HELD_OUT, metrics.AVERAGE))
+        for step in sorted(weights.keys() & averages.keys())[-1:] if decay is not None else ():
+            stood = {"step": step, "weights": weights[step], "average": averages[step]}
+            yield {"name": run.name, "end": end, "decay": decay, **stood}
 
 
 def _samples(folder: pathlib.Path) -> dict[str, list[dict]]:

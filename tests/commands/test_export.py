@@ -10,12 +10,13 @@ import types
 
 import pytest
 import tiny_data
+import tiny_hub
 import tiny_models as tiny
 import yaml
 
 from jaxlm import config, models
 from jaxlm.cli import cli
-from jaxlm.commands import chat, export
+from jaxlm.commands import chat, export, export_facts
 from jaxlm.config import config_files
 from jaxlm.data.tokenizer import coder
 from jaxlm.eval import results
@@ -76,9 +77,14 @@ def test_a_run_is_exported_with_its_card(run, tmp_path, capsys):
     assert "At step 0, at temperature 0.8; prompts in brackets, cut after 300 characters." in card
     sample = re.search(r"\n\n(    \[Once\] drawn at 0 and on(.|\n)*?)\n\n", card)[1]
     assert len("".join(row[4:] for row in sample.splitlines())) in (297, 298, 299, 300)
-    assert cli.main(["export", str(run), "--to=gguf", f"--out={tmp_path / 'gguf'}", "--dtype=q8_0"]) == 0
-    assert "done: " in capsys.readouterr().err
+    flags = ["--to=gguf", f"--out={tmp_path / 'gguf'}", "--dtype=q8_0,f16"]
+    assert cli.main(["export", str(run), *flags, "--json"]) == 0
+    bits = json.loads(capsys.readouterr().out)["bits_per_byte"]
+    assert bits.keys() == {"run", "q8_0"}
+    assert 0 < abs(bits["q8_0"] - bits["run"]) < 0.01 * bits["run"]
     card = (tmp_path / "gguf/README.md").read_text()
+    assert f"- mine-q8_0.gguf loses {bits['q8_0'] - bits['run']:.4f} bits per byte of held-out text" in card
+    assert "    ollama create mine -f Modelfile  # untried" in card
     assert 'llama-completion -m mine-q8_0.gguf -no-cnv -p "Once upon a time"' in card
     assert (tmp_path / "gguf" / "mine-q8_0.gguf").is_file()
 
@@ -87,7 +93,7 @@ def test_it_ends_with_what_reads_the_folder_and_what_uploads_it(run, tmp_path, m
     monkeypatch.chdir(tmp_path)
     assert cli.main(["export", str(run), "--to=hf", "--out=my out"]) == 0
     upload, uses = capsys.readouterr().err.splitlines()[-2:]
-    assert upload == "to the hub: hf upload YOU/mine 'my out' --private (docs/export.md)"
+    assert upload == "to the hub: the same with --push=YOU/mine (docs/export.md)"
     assert uses == "next: jaxlm sample 'my out' \"Once upon a time\""
     assert cli.main([*shlex.split(uses)[2:], "--max-new-tokens=2"]) == 0
     c, source = (
@@ -111,11 +117,11 @@ def test_the_card_tells_of_a_final_mixture_if_the_checkpoint_has_seen_it(run):
     keys = ["train.steps=1000", "data.final.share=0.2", "data.final.weights.a=1", "data.final.weights.b=1"]
     c = config.resolve(config_files.of_run(run, keys))
     for step in (0, 800):
-        assert export._sources(c, step)[1] == ""
-    sources, mixture = export._sources(c, 801)
+        assert export_facts._sources(c, step)[1] == ""
+    sources, mixture = export_facts._sources(c, 801)
     assert mixture == "b 0.75, a 0.25 to step 800, then a 0.5, b 0.5"
     assert sources["b"]["share"] == 0.75  # of the first
-    facts = export._facts(c, origin.open(str(run)).tokenizer(), 801, "mine", 1)
+    facts = export_facts.gather(c, origin.open(str(run)).tokenizer(), 801, "mine", 1)
     assert f"The mixture changed: {mixture}." in card.text(facts)
 
 
@@ -183,3 +189,75 @@ def test_a_latest_checkpoint_that_is_not_the_best_is_told(run, tmp_path, capsys,
         chat._restored(saved, "latest", False)
         assert cli.main(["export", str(folder), "--to=hf", f"--out={tmp_path / 'out'}"]) == 0
         assert capsys.readouterr().err.count(said) == 2
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A hub for `huggingface_hub`, a token in the environment, and an empty folder to work in."""
+    from huggingface_hub import constants
+
+    monkeypatch.chdir(tmp_path)
+    with tiny_hub.started() as made:
+        monkeypatch.setattr(constants, "ENDPOINT", made.url)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setenv("HF_TOKEN", tiny_hub.TOKEN)
+        yield made
+
+
+def test_an_export_goes_to_a_private_repository_and_on_after_a_cut(run, hub, tmp_path, capsys):
+    push = ["export", str(run), "--dtype=bf16,f16,f32", "--push=me/it"]
+    hub.most = 1
+    assert cli.main(push) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "--push=me/it: " in said
+    assert said.endswith("run it again: files that are there are not sent twice")
+    assert hub.repos["me/it"] == {"private": True, "files": {}}
+    (first,), hub.most, hub.puts[:] = hub.stored, 1000, []
+    assert cli.main(push) == 0
+    assert first not in hub.puts
+    assert len(hub.puts) == len({*hub.puts}) == 2
+    files = hub.repos["me/it"]["files"]
+    folder = tmp_path / "exports/mine"
+    assert files == {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert {"model.safetensors", "mine-f16.gguf", "mine-f32.gguf", "tokenizer.json", "README.md", "Modelfile"} < {
+        *files
+    }
+    said = capsys.readouterr()
+    assert f"on the hub: {hub.url}/me/it/" in said.err
+    hub.puts.clear()
+    assert cli.main([*push, "--json"]) == 0  # nothing changed: no large file is sent
+    assert hub.puts == []
+    assert json.loads(capsys.readouterr().out)["pushed"].startswith(hub.url)
+    everything = b"".join(path.read_bytes() for path in [*tmp_path.rglob("*"), *run.rglob("*")] if path.is_file())
+    assert tiny_hub.TOKEN.encode() not in everything
+    assert tiny_hub.TOKEN not in said.err + said.out
+
+
+def test_a_push_that_cant_be_is_one_line_before_anything_is_written(run, hub, tmp_path, monkeypatch, capsys):
+    adapter, file = {"adapter_config.json": b"{}"}, {"model.safetensors": b""}
+    hub.repos = {"me/open": {"private": False, "files": {}}, "me/lora": {"private": True, "files": adapter}}
+    refused = {
+        "--push=it": "name a repository as USER/NAME",
+        "--push=me/open": "is public: add --public, or name another",
+        "--push=me/lora": "an adapter is there; give a model a repository of its own",
+        "--push=me/a..b": "a..b",
+        "--public": "--public is for --push",
+        "--base=me/it": "--base names the base of an adapter: --to=hf writes a whole model",
+    }
+    for flags, words in refused.items():
+        assert cli.main(["export", str(run), *flags.split()]) == 2, flags
+        said = capsys.readouterr().err.strip().splitlines()
+        assert words in said[-1], flags
+    hub.repos["me/model"] = {"private": True, "files": file}
+    with pytest.raises(config.ConfigError, match="a model is there; give an adapter a repository of its own"):
+        export.hub.prepare("me/model", "peft", False)
+    export.hub.prepare("me/open", "hf", True)
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    assert cli.main(["export", str(run), "--push=me/it"]) == 2
+    assert "has the token the right to write there?" in capsys.readouterr().err
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
+    assert cli.main(["export", str(run), "--push=me/it"]) == 2
+    assert "--push needs a token that may write: `hf auth login`, or HF_TOKEN" in capsys.readouterr().err
+    assert hub.puts == []
+    assert not (tmp_path / "exports").exists()

@@ -13,8 +13,9 @@ from jaxlm.cli import cli
 from jaxlm.config import config_files
 from jaxlm.devices import tree
 from jaxlm.models import growth
+from jaxlm.ops import quantize
 from jaxlm.run import lineage, metrics
-from jaxlm.run.checkpoints import keep
+from jaxlm.run.checkpoints import keep, restore
 from jaxlm.train import origin
 
 TINY = keys("""
@@ -22,6 +23,7 @@ TINY = keys("""
     train.eval_every_steps=0 eval.max_mb=0.0005 eval.at_start=True checkpoint.every_steps=0 runs.supervise=off
     optim.warmup_steps=0 optim.schedule=constant optim.lr=0.01 log.tensorboard=False sample.prompts=() model.qk_norm=True
 """)
+EIGHT = ("codes", "exponents")
 LARGER = keys("model.n_layers=2 model.d_model=18 model.n_heads=4 model.n_kv_heads=2 model.head_dim=8 model.d_ff=40")
 
 
@@ -84,6 +86,65 @@ def test_it_begins_at_the_loss_of_the_smaller_model_and_every_new_part_moves(sma
     assert [run.folder for run in lineage.origins(moved)] == [small]
 
 
+MOMENTS = {"adamw": "0/mu", "adamw8bit": "0/mu", "muon": "0/inner_states/muon/inner_state/0/mu"}
+UP = "layers_0/mlp/up/kernel"  # from 16 x 128 to 18 x 192; in eight bits in blocks of 128 and 192
+
+
+@pytest.mark.recipe
+@pytest.mark.parametrize(("name", "beta"), [("adamw", 0.9), ("adamw8bit", 0.9), ("muon", 0.95)])
+def test_moments_of_the_old_part_are_carried_over(small, tmp_path, name, beta):
+    """After a first step they are `beta` times the smaller run's, more than those of a run that begins empty."""
+    run, small, own = small, tmp_path / "small", {"optim.name": name}
+    shutil.copytree(run, small)
+    wide = [f"--config.{key}={value}" for key, value in (own | {"model.d_ff": 128, "train.steps": 8}).items()]
+    assert cli.main(["train", str(small), *wide]) == 0
+    own |= {"model.d_ff": 192}
+    assert cli.main(grow(small, tmp_path / "carried", origin_state=True, **own)) == 0
+    assert cli.main(grow(small, tmp_path / "empty", **own)) == 0
+    saved = config_files.from_run(tmp_path / "carried/config.json")
+    assert (saved.origin_state, saved.optim.grown_from) == (False, (1, 16, 2, 1, 128, 300))
+
+    def moment(run, step: int, item: str, of: str = MOMENTS[name]) -> np.ndarray:
+        read = restore.reader(tmp_path / run / "checkpoints" / str(step), item)
+        if name != "adamw8bit" or not of.endswith("mu"):
+            return read(f"opt_state/{of}" + f"/{UP}" * of.endswith("mu"))
+        return np.array(quantize.decode(quantize.Blocked(*(read(f"opt_state/{of}/{UP}/{x}") for x in EIGHT))))
+
+    old, carried = moment("small", 8, "train"), moment("carried", 0, "moments")
+    assert old.any()
+    np.testing.assert_allclose(carried[:16, :128], old, atol=2**-14 * np.abs(old).max(), rtol=0)
+    carried[:16, :128] = 0
+    assert not carried.any()
+    for folder in ("carried", "empty"):
+        assert cli.main(["train", str(tmp_path / folder), "--config.train.steps=1"]) == 0
+    count = MOMENTS[name].removesuffix("mu") + "count"
+    assert [int(moment(folder, 1, "train", count)) for folder in ("carried", "empty")] == [9, 1]
+    more = moment("carried", 1, "train") - moment("empty", 1, "train")
+    wanted = np.zeros((18, 192), np.float32)
+    wanted[:16, :128] = beta * old
+    coarse = 2**-3 if name == "adamw8bit" else 1e-4
+    np.testing.assert_allclose(more, wanted, atol=coarse * np.abs(moment("carried", 1, "train")).max(), rtol=0)
+    # Other programs read the weights alone.
+    assert origin.open(tmp_path / "carried", 0).trained() == {}
+
+
+@pytest.mark.recipe
+def test_moments_of_another_form_are_refused(small, tmp_path, capsys):
+    run, small = small, tmp_path / "small"
+    shutil.copytree(run, small)
+    assert cli.main(["train", str(small), "--config.train.steps=1"]) == 0
+    assert cli.main(grow(small, tmp_path / "weights")) == 0
+    more = keys("model.d_ff=48 origin_state=True")
+    for origin_, name, message in (
+        (small, "muon", "holds an optimizer with name=adamw, now optim.name=muon"),
+        (small, "adafactor", "adafactor sums over rows that are old and new in one"),
+        (tmp_path / "weights", "adamw", "holds weights and no moments to carry over: leave config.origin_state out"),
+    ):
+        assert cli.main(grow(origin_, tmp_path / "large", **more | {"optim.name": name})) == 2
+        assert message in capsys.readouterr().err
+        assert not (tmp_path / "large").exists()
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
@@ -91,7 +152,7 @@ def test_it_begins_at_the_loss_of_the_smaller_model_and_every_new_part_moves(sma
         ("model.n_kv_heads", 4, "a key-value head must serve as many query heads as in"),
         ("model.head_dim", 16, "config.model.head_dim=16, but the origin's model has 8: leave it out"),
         ("model.qk_norm", False, "config.model.qk_norm=False, but the origin's model has True"),
-        ("origin_state", True, "grow takes the weights alone"),
+        ("model.vocab_size", 299, "model.vocab_size=299 is smaller than the 300 of"),
         ("optim.lr", 0, "optim.lr=0 is the rule for new weights"),
         ("origin", "", "grow takes a config of the larger model, and the smaller run"),
         ("origin", "nowhere", "no folder nowhere"),

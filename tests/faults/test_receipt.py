@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import tiny_receipt
-from faults.harness import STEPS
+from faults.harness import STEPS, curve, digests
 from faults.test_stability import NAN
 
 from jaxlm.run import ledger
@@ -99,3 +99,18 @@ def test_200_single_changes(place, killed):
     lines, named = tiny_receipt.missed(place.root / killed, 200, seed=0, data=place.root / "data")
     assert lines == []
     assert named > 150
+
+
+def test_a_run_with_a_moving_average_that_was_killed_and_rolled_back_repeats(place):
+    """Its checkpoints hold the average: of an update every fourth step, the first of which is at step 4."""
+    moving = {"checkpoint__average": 0.2, "train__seq_len": 256, "train__eval_every_steps": 6, **NAN}
+    place.run("even", inside={"spoil": [[13, 14, "nan"]]}, **moving)
+    place.stopped("moving", 10, **moving)
+    assert any(name.startswith("train/average/") for name in digests(place.root / "moving", 8))
+    place.run("moving", inside={"spoil": [[13, 14, "nan"]]}, **moving)
+    assert len(ledger.read(place.root / "moving")["rollbacks"]) == 1
+    place.assert_exact("moving", of="even")
+    assert sum("val_average/loss" in record for record in curve(place.root / "moving").values()) == 4
+    assert verify(place, "moving", f"--steps={STEPS}")[-1] == f"steps 1 to {STEPS} (all of them) repeat"
+    said = verify(place, "moving", "--until-digest")
+    assert said[-2:] == ["step 24: all arrays are equal to the bit", "steps 21 to 24 repeat"]

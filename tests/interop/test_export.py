@@ -5,6 +5,7 @@ import functools
 import json
 import pathlib
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from interop import reader
 from jaxlm import models
 from jaxlm.config import ConfigError, RunError
 from jaxlm.devices import tree
-from jaxlm.interop import export, gguf, hf_folder, leaves, peft, peft_config
+from jaxlm.interop import card, export, gguf, hf_folder, leaves, peft, peft_config
 
 CASES = {
     "gqa_tied": {"n_kv_heads": 2, "tie_embeddings": True},
@@ -106,7 +107,7 @@ def written(to: str, folder: pathlib.Path, cfg, dtype: str) -> export.Written:
     folder.mkdir()
     if to == "hf":
         return hf_folder.HfFolder(folder, cfg, dtype, shard_bytes=20_000)
-    return gguf.GgufFile(folder / "tiny.gguf", cfg, dtype, "tiny")
+    return gguf.GgufFile(folder, cfg, dtype, "tiny")
 
 
 @pytest.mark.parametrize("to", ["hf", "gguf"])
@@ -179,8 +180,13 @@ def test_an_adapter_is_read_back_to_the_bit(tokenizer, tmp_path):
 
 def test_what_a_format_has_no_place_for_is_refused_in_one_line(tokenizer, tmp_path):
     with pytest.raises(ConfigError, match="--dtype=q8_0"):
-        export.dtype_of("hf", "q8_0")
-    assert (export.dtype_of("hf", None), export.dtype_of("gguf", None)) == ("bf16", "f16")
+        export.dtypes_of("hf", "q8_0")
+    assert (export.dtypes_of("hf", None), export.dtypes_of("gguf", None)) == (("bf16", []), ("f16", []))
+    assert export.dtypes_of("hf", "f16,Q4_K_M, q8_0") == ("f16", ["q4_k_m", "q8_0"])
+    assert export.dtypes_of("gguf", "q6_k,q6_k,f16") == ("q6_k", ["f16"])
+    for to, dtypes in {"hf": "f16,bf16", "gguf": "f16,bf16", "peft": "f32,bf16"}.items():
+        with pytest.raises(ConfigError, match=f"--dtype={dtypes}: --to={to} writes "):
+            export.dtypes_of(to, dtypes)
     with pytest.raises(ConfigError, match="biases") as error:
         export.export(source(tokenizer, bias=True), "gguf", "f16", tmp_path / "out")
     assert "\n" not in str(error.value)
@@ -189,6 +195,8 @@ def test_what_a_format_has_no_place_for_is_refused_in_one_line(tokenizer, tmp_pa
 
 SQUARE = {"d_ff": 32, "n_kv_heads": 4}  # every matrix of a layer is square: its shape tells nothing
 BOUNDS = {"f32": 1e-5, "f16": 5e-3, "bf16": 5e-2, "q8_0": 5e-2}  # by which rounding moves the logits at most
+BOUNDS |= dict.fromkeys(("q6_k", "q5_k_m", "q4_k_m"), BOUNDS["q8_0"])  # of matrices whose columns only q8_0 can hold
+WIDE = {"d_model": 256, "n_heads": 4, "d_ff": 256, "n_layers": 2}
 TOKENS = np.random.default_rng(0).integers(0, 300, (1, 32))
 
 
@@ -214,9 +222,8 @@ def unchecked(to, folder, given, dtype="f32"):
     if to == "hf":
         hf_folder.HfFolder(folder, given.config, dtype).write(given.read, given.tokenizer, lambda done: None)
         return folder
-    place = folder / "tiny.gguf"
-    gguf.GgufFile(place, given.config, dtype, "tiny").write(given.read, given.tokenizer, lambda done: None)
-    return place
+    gguf.GgufFile(folder, given.config, dtype, "tiny").write(given.read, given.tokenizer, lambda done: None)
+    return folder / gguf.file_name("tiny", dtype)
 
 
 def logits_of(place) -> np.ndarray:
@@ -239,6 +246,49 @@ def test_the_files_give_the_runs_numbers(numbers, tmp_path, case, to):
         moved = gap(wanted, logits_of(export.export(given, to, dtype, tmp_path / dtype).place))
         assert moved < BOUNDS[dtype]
         assert dtype == "f32" or moved > 1e-5
+
+
+@pytest.mark.parametrize(
+    "family", [{"n_kv_heads": 4, "tie_embeddings": True}, {"family": "gpt2", "tie_embeddings": False}]
+)
+def test_k_quants_hold_the_runs_numbers(numbers, tmp_path, family):
+    """The leaves that are read back are near the run's, and are what another reader makes of the file."""
+    given, _ = numbers(**WIDE, **family)
+    bounds = {"q6_k": 0.019, "q5_k_m": 0.038, "q4_k_m": 0.074}
+    done = export.export(given, "gguf", "q6_k", tmp_path / "out", ["q5_k_m", "q4_k_m"])
+    assert done.tensors == 3 * len(list(leaves.tensors(given.config)))
+    model = models.build(given.config, "xla")
+    logits = tiny.jit(lambda params: tiny.logits(model, params, TOKENS))
+    size = given.config.vocab_size  # what pads the vocabulary is not in the file
+    real = {"embed/embedding": np.s_[:size], "head/kernel": np.s_[:, :size]}
+    for dtype, bound in bounds.items():
+        written = gguf.GgufFile(tmp_path / "out", given.config, dtype, "tiny")
+        values = {name: written.leaf(name) for name in leaves.by_leaf(given.config)}
+        gaps = {name: gap(given.read(name)[real.get(name, ...)], x[real.get(name, ...)]) for name, x in values.items()}
+        assert 0 < max(gaps.values()) < bound, gaps
+        assert not written.coarse
+        theirs = logits_of(tmp_path / "out" / gguf.file_name("tiny", dtype))
+        assert gap(np.asarray(logits(tree.nested(values.items()))), theirs) < BOUNDS["f32"]
+
+
+def test_a_matrix_that_256_does_not_divide_stays_in_q8_0_and_is_named(tokenizer, tmp_path):
+    given = source(tokenizer, **WIDE | {"d_ff": 288, "n_layers": 1})
+    written = gguf.GgufFile(tmp_path, given.config, "q4_k_m", "tiny")
+    written.write(given.read, given.tokenizer, lambda done: None)
+    assert written.coarse == {"blk.0.ffn_down.weight": 288}
+    assert written.held("blk.0.ffn_down.weight").shape == (256, 288 // 32 * 34)
+    facts = types.SimpleNamespace(
+        name="tiny", files=["q4_k_m"], bits={"run": 1.5, "q4_k_m": 1.625}, coarse=written.coarse
+    )
+    assert card.of_files(facts) == [
+        "tiny-q4_k_m.gguf loses 0.1250 bits per byte of held-out text (1.5000 without rounding)",
+        "kept in q8_0, or f16, since 256 does not divide their columns: blk.*.ffn_down.weight (288 columns)",
+    ]
+
+
+def test_a_modelfile_of_ollama_names_the_first_file(tokenizer, tmp_path):
+    export.export(source(tokenizer), "gguf", "q8_0", tmp_path / "out", ["f16"])
+    assert (tmp_path / "out/Modelfile").read_text() == 'FROM ./tiny-q8_0.gguf\nTEMPLATE """{{ .Prompt }}"""\n'
 
 
 def unpermuted(monkeypatch):

@@ -102,7 +102,7 @@ def test_the_card_says_that_a_base_was_in_codes():
     """Its files are right, yet who loads them has another base."""
     base = card.Base("base", 3, 0, "nf4")
     facts = card.Facts(
-        "r", "peft", "", tiny.model_config(), 1, 9, {"step": 0}, (), {}, "", {}, (), False, "AutoTokenizer", base=base
+        "r", "peft", tiny.model_config(), 1, 9, {"step": 0}, (), {}, "", {}, (), False, "AutoTokenizer", base=base
     )
     assert "Its layers were in nf4 in training; in full precision" in card.text(facts)
     plain = dataclasses.replace(facts, base=card.Base("base", 3, 0, "none"))

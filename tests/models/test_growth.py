@@ -1,6 +1,8 @@
 """A grown model computes the function of the smaller one; what is new has its own rate, moves, and no part of it is a copy."""
 
 import dataclasses
+import functools
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +32,13 @@ def logits(model: Transformer, params: dict, tokens: jax.Array) -> jax.Array:
     return (model.apply({"params": params}, tokens) @ head_kernel(params, model.config))[..., :40]
 
 
+@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.grad, argnums=1)
+def gradient(model: Transformer, params: dict, tokens: jax.Array) -> jax.Array:
+    chosen = jax.nn.log_softmax(logits(model, params, tokens[:, :-1]))
+    return -jnp.take_along_axis(chosen, tokens[:, 1:, None], -1).mean()
+
+
 def both(small: Transformer, large: Transformer) -> tuple[np.ndarray, np.ndarray]:
     params, tokens = random_params(small), jax.random.randint(jax.random.key(2), (3, 16), 0, 40)
     run = jax.jit(logits, static_argnums=0)
@@ -46,11 +55,11 @@ def random_params(model: Transformer, seed: int = 0) -> dict:
     return tree.map_named(made, params_lib.abstract_params(model))
 
 
-def grow(params: dict, large: Transformer) -> dict:
+def grow(params: dict, large: Transformer, drawn: dict | None = None) -> dict:
     old, made = dict(tree.named_leaves(params)), []
-    for name, new in tree.named_leaves(random_params(large, seed=1)):
-        below, copied = growth.source(name, SMALL["n_layers"], large.config.n_layers)
-        made.append((name, growth.grown(name, old[below], new, copied)))
+    for name, new in tree.named_leaves(drawn or random_params(large, seed=1)):
+        below, copied = growth.source(name, sum("/attn/o/kernel" in name for name in old), large.config.n_layers)
+        made.append((name, growth.grown(name, np.asarray(old[below]), np.asarray(new), copied)))
     return tree.nested(made)
 
 
@@ -59,6 +68,28 @@ def test_a_grown_model_computes_the_same_function(changes):
     small, large = model_of(SMALL, **changes), model_of(LARGE, norm_eps=1e-5 * 16 / 18, **changes)
     found, wanted = both(small, large)
     np.testing.assert_allclose(found, wanted, atol=1e-5 * np.abs(wanted).max(), rtol=0)
+
+
+@pytest.mark.recipe
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_35m_parameters_grown_to_12_layers_of_576(qk_norm):
+    """The sizes of configs/local_35m.py, without most of its ids, on rows of text: as created, and after 5 steps."""
+    old = {"n_layers": 8, "d_model": 512, "n_heads": 8, "n_kv_heads": 4, "head_dim": 64, "d_ff": 1408, "vocab_size": 40}
+    new = old | {"n_layers": 12, "d_model": 576, "n_heads": 10, "n_kv_heads": 5, "d_ff": 1584}
+    small, large = (model_of(sizes, qk_norm=qk_norm, norm_eps=1e-5 * 512 / sizes["d_model"]) for sizes in (old, new))
+    text = np.frombuffer((pathlib.Path(__file__).parents[2] / "README.md").read_bytes()[:32], np.uint8)
+    tokens = jnp.asarray(text.reshape(2, 16) % 40, jnp.int32)
+    params, drawn = (params_lib.init_params(model, jax.random.key(seed)) for seed, model in enumerate((small, large)))
+    run = jax.jit(logits, static_argnums=0)
+    for _ in range(2):
+        found, wanted = run(large, grow(params, large, drawn), tokens), run(small, params, tokens)
+        np.testing.assert_allclose(found, wanted, atol=1e-5 * np.abs(wanted).max(), rtol=0)
+        for _ in range(5):  # by a share of each tensor's size, as Muon does
+            params = jax.tree.map(
+                lambda p, g: p - 0.05 * g * jnp.linalg.norm(p) / (jnp.linalg.norm(g) + 1e-12),
+                params,
+                gradient(small, params, tokens),
+            )
 
 
 def test_gpt2_grows_in_depth_heads_and_feed_forward():
@@ -75,15 +106,11 @@ def test_gradients_reach_every_new_part_and_none_is_a_copy():
     large = model_of(LARGE)
     params, tokens = grow(random_params(model_of(SMALL)), large), jax.random.randint(jax.random.key(2), (3, 16), 0, 40)
 
-    @jax.jit
-    @jax.grad
-    def gradient(params: dict) -> jax.Array:
-        chosen = jax.nn.log_softmax(logits(large, params, tokens[:, :-1]))
-        return -jnp.take_along_axis(chosen, tokens[:, 1:, None], -1).mean()
-
     begun = params
     for _ in range(4):
-        params = jax.tree.map(lambda p, g: p - 0.1 * g / (np.abs(g).max() + 1e-12), params, gradient(params))
+        params = jax.tree.map(
+            lambda p, g: p - 0.1 * g / (np.abs(g).max() + 1e-12), params, gradient(large, params, tokens)
+        )
     old = growth.old_parts(begun, SIZES)
     moved = jax.tree.map(lambda a, b: np.abs(np.asarray(a - b)), params, begun)
     for name, leaf in tree.named_leaves(moved):
@@ -95,6 +122,30 @@ def test_gradients_reach_every_new_part_and_none_is_a_copy():
             assert (name == "embed/embedding" and not axis) or (moves > 0).all(), (name, axis)  # padding is no id
             if name.endswith("kernel"):
                 assert len(np.unique(moves)) == len(moves), (name, axis)
+
+
+def test_moments_of_the_old_part_are_those_that_its_gradients_have_in_the_larger_model():
+    """The gradients of the old part are the small model's, times what a norm's gain was divided by."""
+    changes = {"tie_embeddings": False, "qk_norm": True, "bias": True}
+    small, large = model_of(SMALL, **changes), model_of(LARGE, norm_eps=1e-5 * 16 / 18, **changes)
+    params, tokens = random_params(small), jax.random.randint(jax.random.key(2), (3, 16), 0, 40)
+    of_small = dict(tree.named_leaves(gradient(small, params, tokens)))
+    of_large = gradient(large, grow(params, large), tokens)
+    for (name, wanted), old in zip(
+        tree.named_leaves(of_large), growth.old_parts(of_large, SIZES).values(), strict=True
+    ):
+        below, copied = growth.source(name, SMALL["n_layers"], LARGE["n_layers"])
+        first, second = (
+            growth.moment(name, np.asarray(g), wanted.shape, copied, second=g is not of_small[below])
+            for g in (of_small[below], of_small[below] ** 2)
+        )
+        inside = tuple(slice(size) for size in old or (0,))
+        size = float(np.abs(wanted).max())
+        np.testing.assert_allclose(first[inside], wanted[inside], atol=2e-5 * size, rtol=0, err_msg=name)
+        np.testing.assert_allclose(second[inside], wanted[inside] ** 2, atol=4e-5 * size**2, rtol=0, err_msg=name)
+        first[inside], second[inside] = 0, 0
+        assert not first.any(), name
+        assert not second.any(), name
 
 
 def test_layers_stand_on_the_layer_that_they_copy():

@@ -155,3 +155,19 @@ def test_drawing_counts_weights_as_they_are_laid_out_and_caches():
         dataclasses.replace(c, rollout=dataclasses.replace(c.rollout, rows=1)), memory.abstract_mesh(one, 1)
     )
     assert training.rollouts == 0 < training.activations
+
+
+def test_a_moving_average_takes_the_weights_once_more_in_every_phase_of_a_step():
+    for name, overrides in (
+        ("local_35m", ()),
+        ("quickstart", ("program=dpo", "optim.name=adamw", "adapter.kind=lora")),
+    ):
+        mesh = memory.abstract_mesh(MeshConfig(1, 4, 1, 1), 4)
+        without, kept = (load(name, *overrides, f"checkpoint.average={share}") for share in (0, 0.1))
+        before, after = memory.estimate(without, mesh), memory.estimate(kept, mesh)
+        assert (before.average, after.average) == (0, before.parameters)
+        assert after.total == before.total + after.average
+        assert lower.beside(lower.parts_of(kept, mesh)) == after.average
+        assert lower.beside(lower.parts_of(without, mesh)) == 0
+        away = load(name, *overrides, "checkpoint.average=0.1", "optim.offload=True")
+        assert memory.estimate(away, mesh).average == lower.beside(lower.parts_of(away, mesh)) == 0

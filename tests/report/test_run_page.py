@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from tiny_pages import RUN, SUMMARY
+from tiny_pages import RUN, SUMMARY, rows
 
 from jaxlm.report import run_page
 
@@ -26,9 +26,8 @@ WORDS = ("of 60 steps, 5M tokens", "$1.25", "75.0%", "&lt;1b&gt;", "Once &lt;b&g
 def test_a_whole_summary_makes_every_section_and_needs_no_script_and_no_request(tmp_path):
     text = written(tmp_path)
     assert titles(text) == [
-        "All stages", "Loss", "Where the time went", "Bill", "Three futures", "Benchmarks", "Beside published models",
-        "Junk", "Samples", "Optimizer and speed", "Spikes and rollbacks",
-        "Starts",
+        "All stages", "Why the curve bent", "Loss", "Where the time went", "Bill", "Three futures", "As if decayed now",
+        "Benchmarks", "Beside published models", "Junk", "Samples", "Optimizer and speed", "Spikes and rollbacks", "Starts",
     ]  # fmt: skip
     assert not [words for words in WORDS if words not in text]
     # Reward, loss four times, rate, norm and speed, the time, a task twice.
@@ -40,6 +39,22 @@ def test_a_whole_summary_makes_every_section_and_needs_no_script_and_no_request(
     assert "<script" not in text
     assert not re.search(r'(src|href)="(?!#)', text)
     assert "default-src &#x27;none&#x27;" in text
+
+
+def test_bends_are_numbered_on_the_curve_of_the_loss_and_told_below(tmp_path):
+    text = written(tmp_path)
+    assert rows(text[text.index("Why the curve bent</h2>") :])[:3] == [
+        ["bend", "from step", "nats", "what came there"],
+        ["1", "20", "-0.250 at once", "the rate went &lt;down&gt;"],
+        ["2", "30", "+0.500 over 8 steps", "a restart"],
+    ]
+    (chart,) = re.findall(r'aria-label="Loss by step">.*?</figure>', text)
+    assert chart.count('class="bend"') == 2
+    assert re.findall(r'class="xs tops">(.*?)</div>', chart) == [
+        '<span style="left:48.72%">1</span><span style="left:74.36%">2</span>'
+    ]
+    without = written(tmp_path, bends=[])
+    assert ("Why the curve bent" in without, 'class="bend"' in without) == (False, False)
 
 
 def test_without_a_price_nothing_tells_of_dollars(tmp_path):
@@ -106,3 +121,25 @@ def test_the_page_begins_with_how_the_run_stands_what_is_next_the_figures_and_a_
 def test_one_source_has_no_curve_beside_the_held_out_loss(tmp_path, sources, drawn):
     held_out = {name: SUMMARY["held_out"][name] for name in ("", *sources)}
     assert ("Held-out loss by source" in written(tmp_path, held_out=held_out)) == drawn
+
+
+def section(text: str, title: str) -> str:
+    """What is in a section, without tags."""
+    (found,) = re.findall(rf"<h2>{title}</h2>(.*?)</section>", text, re.DOTALL)
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", found))
+
+
+def test_the_average_stands_beside_the_forecast_and_a_real_decay(tmp_path):
+    text = written(tmp_path)
+    chart = text[text.index("Loss by step") : text.index("Training loss by tokens")]
+    assert chart.index("held out") < chart.index("as if decayed now")
+    said = section(text, "As if decayed now")
+    assert "a held-out loss of 2.9000 at step 40, 0.1 below the weights&#x27; own." in said
+    assert "&lt;1b&gt;-decay-20 40 3.0000 2.9000 40 2.8750 0.025 80%" in said
+    rows = [{"name": name, "step": 60, "loss": x, "low": x, "high": x, "hours": 1, "usd": 0, "usd_per_centinat": None}
+            for name, x in (("on to the plan", 2.3), ("decay now", 2.75), ("stop", 3.0))]  # fmt: skip
+    said = section(written(tmp_path, futures={"advice": "go on", "rows": rows}), "As if decayed now")
+    assert "by the forecast a decay now takes 0.25 off the training loss." in said
+    own = [SUMMARY["decays"][0] | {"step": 20}]  # its own decay: not at equal tokens
+    assert "80%" not in section(written(tmp_path, decays=own), "As if decayed now")
+    assert "As if decayed now" not in written(tmp_path, average=[])

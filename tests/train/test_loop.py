@@ -118,7 +118,7 @@ def run(
         assert batch == {"of step": step}
         row = row + 1 if bad_from and step >= bad_from else 0
         found = {"loss": jnp.float32(loss(step)), "skipped_in_a_row": jnp.float32(row), "lr": jnp.float32(1)}
-        return types.SimpleNamespace(step=jnp.int32(step), params={}), found
+        return types.SimpleNamespace(step=jnp.int32(step), params={}, average={}), found
 
     class Batches:
         activity, from_state = "data", False
@@ -158,7 +158,7 @@ def run(
         stop=Stop(stop_at),
         owed=hooks.owed(hooked, first, steps),
     )
-    state, ending = loop.run(job, types.SimpleNamespace(step=jnp.int32(first), params={}))
+    state, ending = loop.run(job, types.SimpleNamespace(step=jnp.int32(first), params={}, average={}))
     return ending, int(state.step)
 
 

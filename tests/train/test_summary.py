@@ -117,3 +117,33 @@ def test_the_losses_of_a_final_mixture_are_left_out(tmp_path):
     assert losses(tmp_path, *final, "optim.decay_at_step=45")[0] == [10, 20, 30, 40]
     (tmp_path / "run.json").write_text(json.dumps({"starts": [], "passed_over": [[11, 15]]}))
     assert losses(tmp_path, *final)[0] == [10, 20, 30, 40, 50, 60]  # step 66 has batch 71
+
+
+def evaluated(folder, keys, *rows):
+    """A run whose metrics have the losses of weights and, if they are there, of their average."""
+    folder.mkdir()
+    c = config.resolve(
+        config_files.load("quickstart", [f"workdir={folder}", "train.steps=30", "optim.warmup_steps=5", *keys])
+    )
+    (folder / "config.json").write_text(config.to_json(c))
+    names = ("step", "val/loss", "val_average/loss")
+    lines = [dict(zip(names, row, strict=False)) for row in rows]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_a_decay_is_held_against_the_average(tmp_path):
+    """Of a branch the trunk's at its last step; of the run itself the last one before the rate fell."""
+    trunk = tmp_path / "one"
+    evaluated(trunk, ["optim.schedule=constant"], (10, 5.0), (20, 4.5, 4.0), (30, 4.25, 3.75))
+    assert outlook.gather(trunk)["average"] == [(20, 4.0), (30, 3.75)]
+    assert outlook.gather(trunk)["decays"] == []
+    branch = ["optim.decay_at_step=20", f"origin={trunk}", "origin_checkpoint=20", "origin_state=True"]
+    evaluated(tmp_path / "one-decay-20", branch, (25, 4.0), (30, 3.7))
+    row = {"name": "one-decay-20", "end": 30, "decay": 3.7, "step": 30, "weights": 4.25, "average": 3.75}
+    assert outlook.gather(trunk)["decays"] == outlook.gather(tmp_path / "one-decay-20")["decays"] == [row]
+    wsd = ["optim.schedule=wsd", "optim.decay_fraction=0.3"]
+    evaluated(tmp_path / "own", wsd, (10, 5.0, 4.8), (20, 4.5, 4.0), (25, 3.9, 3.95), (30, 3.7, 3.8))
+    row |= {"name": "own", "step": 20, "weights": 4.5, "average": 4.0}
+    assert outlook.gather(tmp_path / "own")["decays"] == [row]
+    evaluated(tmp_path / "not ended", wsd, (20, 4.5, 4.0), (25, 3.9, 3.95))
+    assert outlook.gather(tmp_path / "not ended")["decays"] == []

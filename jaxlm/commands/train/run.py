@@ -26,7 +26,7 @@ from jaxlm.run.scores import Scores
 from jaxlm.run.survive import farewell
 from jaxlm.step.objectives.base import Variables
 from jaxlm.step.state import TrainState
-from jaxlm.train import announcement, hooks, loop, outlook, phases, profile, stability, start
+from jaxlm.train import announcement, average, hooks, loop, outlook, phases, profile, stability, start
 from jaxlm.train.origin import check_base
 
 EXIT_CODES = {loop.DONE: 0, loop.FAILED: 1, loop.REFUSED: 2, loop.STOPPED: 3, loop.PREEMPTED: 4}
@@ -143,7 +143,9 @@ class Attempt:
             ):
                 say(line)
             inner = (frozen, batches, doing, watching, recorder, self.clock, self.stop, owed)
-            state, ending = loop.run(loop.Run(mesh, c.train.steps, program and program.step, *inner), state)
+            options = c, mesh, ready.parts.shardings.params, done
+            train_step = program and average.following(program.step, *options)
+            state, ending = loop.run(loop.Run(mesh, c.train.steps, train_step, *inner), state)
             self.clock.begin(SAVE, "the last checkpoint")  # until all is closed
             ending = self._ended(ending, int(state.step), ready.data, checkpointer)
             with self.stop:  # a signal must not cost the save in flight
@@ -178,7 +180,9 @@ class Attempt:
             state, frozen, meta = origin.branch(parts, ready.data)
         else:
             (state, frozen), meta = parts.create(origin), {}
+            state = checkpointer.with_moments(state)
         data = self._pass_over(int(state.step), meta.get("passed_over", ()), [r["batches"] for r in rollbacks])
+        state = state if ready.config.checkpoint.average else dataclasses.replace(state, average={})
         return dataclasses.replace(ready, data=data, base=base), state, frozen
 
     def _pass_over(self, done: int, saved: list, spoiled: list) -> Order:

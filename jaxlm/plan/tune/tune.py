@@ -90,9 +90,9 @@ class Compiler:
 
     def compile(self, candidate: Candidate) -> tuple[jax.stages.Compiled | None, int | None]:
         """Returns (the compiled step, the bytes that it needs on a device); (None, None) if the compiler runs out of memory."""
-        lowered, _ = lower.lower_step(candidate.applied(self.config), self.mesh, self.make_parts)
-        compiled = lower.compile_lowered(lowered, self.options)
-        self._needs[candidate] = compiled and lower.memory_of(compiled)
+        made = self.make_parts(candidate.applied(self.config), self.mesh)
+        compiled = lower.compile_lowered(made.lower(), self.options)
+        self._needs[candidate] = compiled and lower.memory_of(compiled) + lower.beside(made)
         return compiled, self._needs[candidate]
 
     def learn(self, candidate: Candidate, need: int | None) -> None:
@@ -291,7 +291,7 @@ def admit(made: Parts, room: lower.Room | None, make_parts: lower.MakeParts, beg
     need, state, words = None, 0, "a step needs more memory than the compiler can place"
     if compiled:
         memory = compiled.memory_analysis()
-        need, state = lower.memory_of(compiled), memory.argument_size_in_bytes
+        need, state = lower.memory_of(compiled) + lower.beside(made), memory.argument_size_in_bytes
         if room is None or need <= room.bytes:
             return Program(compiled, need, state, memory.temp_size_in_bytes, room)
         words = f"a step needs {_gb(need)} of memory{' a device' * (made.mesh.size > 1)}"

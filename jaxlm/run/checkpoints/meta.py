@@ -19,7 +19,9 @@ from jaxlm.step.state import TrainState
 
 _FILE = pathlib.Path("meta", "metadata")  # as Orbax lays it out
 _SEAL = "sha256"
+MOMENTS = "moments"  # the item with the optimizer's state that `jaxlm grow` adds to the weights of checkpoint 0
 _COUNTERS = ("step", "skipped", "skipped_in_a_row")  # of a train state
+AVERAGE = "train/average/"  # how the names of a moving average's arrays begin
 
 
 def of_run(config: Config, data: Order, base: Mapping[str, str | int]) -> dict:
@@ -67,18 +69,21 @@ def to_items(state: TrainState) -> dict[str, dict]:
     train = {"opt_state": state.opt_state} | {name: getattr(state, name) for name in _COUNTERS}
     if state.running:
         train["running"] = state.running
+    if state.average:
+        train["average"] = state.average
     if taken := {"train", "meta"} & state.params.keys():
         raise ValueError(f"a collection of variables is called {taken.pop()}, as an item of every checkpoint is")
     return {**state.params, "train": train}
 
 
 def from_items(items: dict[str, dict], like: TrainState) -> TrainState:
-    """Returns `like` with its parameters, optimizer's state, counters and running scalars replaced by those in `items`."""
+    """Returns `like` with all but its form replaced by what is in `items`."""
     train = items["train"]
     return dataclasses.replace(
         like,
         params={name: items[name] for name in like.params},
         opt_state=train["opt_state"],
         running=train.get("running", {}),
+        average=train.get("average", {}),
         **{name: train[name] for name in _COUNTERS},
     )

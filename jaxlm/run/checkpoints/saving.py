@@ -223,21 +223,24 @@ def wait(saving: Saving, event: threading.Event, say: Say, stopping: Callable[[]
     return True
 
 
-def save_weights(checkpoints: pathlib.Path, make: Callable[[], dict], config: dict) -> None:
+def save_weights(
+    checkpoints: pathlib.Path, make: Callable[[], dict], config: dict, beside: Callable[[], dict] = dict
+) -> None:
     """Saves parameters as checkpoint 0, reads it back and writes its checksums. All processes call it.
 
-    `make` returns the parameters, freed before the read-back. Raises RunError if a parameter is not finite or the save fails.
+    `make` returns the parameters, `beside` further items; both are freed before the read-back. Raises RunError if a number is
+    not finite or the save fails.
     """
     checkpoints = checkpoints.absolute()
     together(lambda: _clear(checkpoints), first_only=True)
-    params = make()
-    digests, bad = digest.look({"params": params})
+    items = {"params": make(), **beside()}
+    digests, bad = digest.look(items)
     if bad:
         raise RunError(f"{bad[0].removeprefix('params/')} has a number that is not finite: the model is not imported")
     sealed = meta.sealed({"config": config}, 0, digests)
     with working("writing the checkpoint and reading it back"):
-        saving = Saving(checkpoints / "0", {"params": params}, sealed)
-        del params
+        saving = Saving(checkpoints / "0", items, sealed)
+        del items
         saving.done.wait()
     if saving.failed or saving.differs:
         mend = "; free some room and run the same command again" if saving.full else ""

@@ -1,6 +1,7 @@
 """The checkpoints of one run: saves, verifies, rotates and restores them. A disk that fails never ends the training."""
 
 import contextlib
+import dataclasses
 import functools
 import os
 import pathlib
@@ -90,7 +91,9 @@ class Checkpointer:
         if self._prepared or self._read_only or self._config is None or jax.process_index():
             return
         self._prepared = True
-        size = float(sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(meta.to_items(state))))
+        average = state.params if self._config.average else {}  # not begun yet
+        leaves = jax.tree.leaves(meta.to_items(dataclasses.replace(state, average=average)))
+        size = float(sum(x.size * x.dtype.itemsize for x in leaves))
         if warning := keep.lacking(self.directory, len(self._steps), size, self._config, len(self._pinned), steps):
             say(warning)
         self._beside(lambda: self.reserve.make(size))
@@ -329,7 +332,13 @@ class Checkpointer:
         return restore.read_meta(self.directory / str(step))
 
     def restore(self, step: int, abstract: TrainState, shardings: TrainState) -> TrainState:
-        """Returns the state of checkpoint `step`, sharded by `shardings`; any mesh may have saved it. See `restore.restore`."""
+        """Returns the state of checkpoint `step`, sharded by `shardings`; any mesh may have saved it. See `restore.restore`.
+
+        Its `average` is the checkpoint's, sharded as the parameters, whether or not the run still keeps one.
+        """
+        names = together(lambda: self.meta(step)["digests"], errors=_DAMAGE)
+        if any(name.startswith(meta.AVERAGE) for name in names):  # Orbax refuses any other tree
+            abstract, shardings = (dataclasses.replace(x, average=x.params) for x in (abstract, shardings))
         wanted = meta.to_items(restore.with_shardings(abstract, shardings))
         with working(f"restoring checkpoint {step}"):
             return meta.from_items(restore.restore(self.directory / str(step), wanted), like=abstract)
@@ -370,6 +379,17 @@ class Checkpointer:
             raise RunError(f"checkpoint {folder} has no parameters of its own, only what was trained in addition")
         with working(f"restoring checkpoint {step}"):
             return restore.restore(folder, {"params": restore.with_shardings(abstract, shardings)})["params"]
+
+    def with_moments(self, state: TrainState) -> TrainState:
+        """Returns a run's first state, with the moments that `jaxlm grow` put into checkpoint 0 if there are any."""
+        folder = self.directory / "0"
+        if not from_first(lambda: (folder / meta.MOMENTS).is_dir()):
+            return state
+        empty = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state.opt_state)
+        jax.tree.map(lambda x: x.delete(), state.opt_state)  # its memory is needed
+        with working("restoring the moments"):
+            items = restore.restore(folder, {meta.MOMENTS: {"opt_state": empty}})
+        return dataclasses.replace(state, opt_state=items[meta.MOMENTS]["opt_state"])
 
     def _seal(self, step: int, digests: dict[str, int]) -> None:
         """Verifies a restored checkpoint in the background if it has no checksums: it is old, or its save was cut short."""

@@ -17,7 +17,8 @@ from jaxlm.data.chats import chat
 from jaxlm.data.tokenizer import coder
 from jaxlm.plan import lower, memory
 from jaxlm.run import metrics
-from jaxlm.train import origin
+from jaxlm.run.checkpoints import restore
+from jaxlm.train import average, origin
 
 SMALL = keys("""
     train.steps=4 train.batch_size=8 train.seq_len=64 train.eval_every_steps=2 eval.max_mb=0.003 eval.max_examples=40
@@ -98,6 +99,22 @@ def test_other_kinds_of_training_only_change_what_they_must(base):
         "adapter__rows": (),
     }
     assert chats.Chats(resolved(base, **quantised)).trained == "LoRA r 16, on nf4"
+
+
+def test_an_adapters_moving_average_is_measured_and_saved(base, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(average.TOKENS, "cpu", 8 * 64 // 8)  # of a device, of eight: each step
+    folder = tmp_path / "lora"
+    lora = {"adapter__kind": "lora", "adapter__rank": 2, "checkpoint__average": 0.3, "sample__prompts": "()"}
+    assert cli.main(command(base, workdir=folder, **lora)) == 0
+    digests = restore.read_meta(folder / "checkpoints/4")["digests"]
+    begin, trained = "train/average/", {name for name in digests if not name.startswith("train/")}
+    assert {name.removeprefix(begin) for name in digests if name.startswith(begin)} == trained
+    assert {name.partition("/")[0] for name in trained} == {"lora", "rows"}
+    found = metrics.read(folder / "metrics.jsonl")
+    assert "val_average/loss" not in found[0]
+    assert found[4]["val_average/loss"] != found[4]["val/loss"]
+    assert cli.main(["average", str(folder)]) == 2
+    assert "only whole models are averaged" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("kind", "quantize"), [("none", "none"), ("lora", "nf4"), ("prompt", "none")])
