@@ -21,7 +21,8 @@ from jaxlm import models
 from jaxlm.config import Config, ModelConfig, resolve
 from jaxlm.config.config_files import apply_override
 from jaxlm.configs import base
-from jaxlm.models.decode.generate import Generator
+from jaxlm.models.decode import generate, schedule
+from jaxlm.models.decode.engine import Engine
 from jaxlm.models.transformer import Transformer
 
 Run = typing.Callable[[], list[list[int]]]
@@ -112,8 +113,13 @@ def main() -> None:
     model = models.build(config.model, "xla")
     params = random_params(model, 0)
     prompts = np.random.default_rng(1).integers(3, config.model.vocab_size, (args.batch, args.prompt)).tolist()
-    generator = Generator(model, {"params": params})
-    runs: dict[str, Run] = {"jaxlm": lambda: generator(prompts, config.sample)}
+    engine = Engine(model, {"params": params}, prefix_bytes=0)
+
+    def run() -> list[list[int]]:
+        drawn = schedule.tokens_of(engine, generate.asks(prompts, config.sample))
+        return [[token.id for token in tokens] for tokens in drawn]
+
+    runs: dict[str, Run] = {"jaxlm": run}
     if args.peer:
         runs["hf"] = hugging_face(config.model, params, prompts, args.new, args.threads)
     speeds = measure(runs, args.repeats, args.batch * args.new)

@@ -1,12 +1,13 @@
-"""Times a policy's rollouts against batch generation, in pairs in one process: `python scripts/bench_rollouts.py`.
+"""Times a policy's rollouts: `python scripts/bench_rollouts.py`.
 
 8 prompts of 32 tokens, 8 answers to each, up to 64 tokens, by a Llama of 4 layers, d 256 and a vocabulary of 2,048 with
-random weights (`--set=KEY=VALUE` for another). `models.decode.draw` reads a prompt once, and returns each token's log p;
-`Generator` gets all 64 prompts and returns no log p. Also times loading new weights. A busy machine spoils the times, so
-its load is printed.
+random weights (`--set=KEY=VALUE` for another): with each token's log p, and in turn without. Also times loading new
+weights. A busy machine spoils the times, so its load is printed.
 """
 
 import argparse
+import dataclasses
+import functools
 import os
 import time
 
@@ -19,9 +20,8 @@ from jaxlm import models
 from jaxlm.config import SampleConfig, resolve
 from jaxlm.config.config_files import apply_override
 from jaxlm.configs import base
-from jaxlm.models.decode import draw
+from jaxlm.models.decode import generate, schedule
 from jaxlm.models.decode.engine import Engine
-from jaxlm.models.decode.generate import Generator
 
 SHAPE = (
     *("model.n_layers=4", "model.d_model=256", "model.n_heads=4", "model.n_kv_heads=2", "model.head_dim=64"),
@@ -55,30 +55,27 @@ def main() -> None:
     prompts = [prompt for prompt in distinct for _ in range(args.answers)]
     rows = args.rows or len(prompts)
     engine = Engine(model, variables, rows=rows, burst=args.burst, prefix_bytes=0)
-    generator = Generator(model, variables)
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors, {jax.devices()[0].device_kind}, {rows} rows")
-    speeds = measure(engine, generator, prompts, config.sample, args.repeats)
+    speeds = measure(engine, prompts, config.sample, args.repeats)
     for name, values in speeds.items():
         print(f"{name}: median {np.median(values):.0f} tokens/s, best {max(values):.0f}")
-    pairs = np.divide(speeds["answers"], speeds["Generator"])
-    print(f"answers / Generator: median of pairs {np.median(pairs):.2f}, lowest {min(pairs):.2f} (at least .9)")
+    pairs = np.divide(speeds["with log p"], speeds["without"])
+    print(f"with log p / without: median of pairs {np.median(pairs):.2f}, lowest {min(pairs):.2f} (at least .9)")
     began = time.perf_counter()
     engine.load(variables)
     jax.block_until_ready(engine.weights)
     print(f"new weights {1e3 * (time.perf_counter() - began):.0f} ms; load {os.getloadavg()[0]:.1f}")
 
 
-def measure(
-    engine: Engine, generator: Generator, prompts: list[list[int]], settings: SampleConfig, repeats: int
-) -> dict[str, list[float]]:
+def measure(engine: Engine, prompts: list[list[int]], settings: SampleConfig, repeats: int) -> dict[str, list[float]]:
     """Returns tokens per second of both, from alternating runs, after a warm-up run of each."""
-    runs = {
-        "answers": lambda seed: [
-            new
-            for new, _ in draw.draw(engine, prompts, settings.max_new_tokens, seeds=range(seed, seed + len(prompts)))
-        ],
-        "Generator": lambda seed: generator(prompts, settings, seed=seed),
-    }
+    rows = engine.rows
+
+    def run(seed: int, logprobs: int | None) -> list[list[schedule.Token]]:
+        asks = generate.asks(prompts, settings, seed=seed)
+        return schedule.tokens_of(engine, [dataclasses.replace(ask, logprobs=logprobs) for ask in asks], rows)
+
+    runs = {"with log p": functools.partial(run, logprobs=0), "without": functools.partial(run, logprobs=None)}
     speeds: dict[str, list[float]] = {name: [] for name in runs}
     for name, run in runs.items():
         began = time.perf_counter()

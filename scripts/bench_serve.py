@@ -1,7 +1,7 @@
 """Measures continuous batching against batch generation: `python scripts/bench_serve.py` (random weights, 35M, float32).
 
 Prints tokens per second, time to the first token, gaps between tokens and bandwidth by number of clients. Then each figure
-with its target: 8 clients against `Generator` with 8 rows and against one client, the first token under load, gaps while
+with its target: 8 clients against the device loop with 8 rows and against one client, the first token under load, gaps while
 another client sends 900 tokens, and many requests of random sizes, half of them cancelled. A busy machine spoils the figures,
 so its load is printed.
 """
@@ -22,8 +22,10 @@ from jaxlm.config.config_files import apply_override
 from jaxlm.configs import local_35m
 from jaxlm.eval.completions import greedy
 from jaxlm.host.console import print_table
-from jaxlm.models.decode.generate import Generator
-from jaxlm.serve.batcher import Ask, Batcher, Busy, Ticket, Update
+from jaxlm.models.decode import generate, schedule
+from jaxlm.models.decode.engine import Engine
+from jaxlm.models.decode.schedule import Ask, Ticket, Update
+from jaxlm.serve.batcher import Batcher, Busy
 
 
 class Answer:
@@ -201,25 +203,25 @@ def main() -> None:
     model = models.build(config, "xla")
     variables = {"params": bench_decode.random_params(model, 0)}
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
-    batcher, generator = Batcher(model, variables, rows=8), Generator(model, variables)
+    batcher, engine = Batcher(model, variables, rows=8), Engine(model, variables, prefix_bytes=0)
     began = time.perf_counter()
     batcher.warm(lambda line: print(line, flush=True))
     print(f"compiled in {time.perf_counter() - began:.0f} s", flush=True)
 
     rng, rates = np.random.default_rng(1), []
-    settings, prompts = greedy(new), [prompt(rng, 32) for _ in range(8)]
-    generator(prompts, settings)
+    asks = generate.asks([prompt(rng, 32) for _ in range(8)], greedy(new))
+    schedule.tokens_of(engine, asks)
     tables = []
     for _ in range(turns):  # in turn, so that both meet the same noise
         began = time.perf_counter()
-        tokens = sum(map(len, generator(prompts, settings)))
+        tokens = sum(map(len, schedule.tokens_of(engine, asks)))
         rates.append(tokens / (time.perf_counter() - began))
         tables.append(by_clients(batcher, prompt=32, new=new))
     print_table(tables[-1], False)
     eight = [table[-1]["tokens/s"] for table in tables]
     one = [table[0]["tokens/s"] for table in tables]
-    print(f"Generator, 8 rows: {np.median(rates):.0f} tokens/s")
-    print(f"8 clients / Generator: {np.median(np.divide(eight, rates)):.2f} (at least .75)")
+    print(f"a batch of 8 rows: {np.median(rates):.0f} tokens/s")
+    print(f"8 clients / the batch: {np.median(np.divide(eight, rates)):.2f} (at least .75)")
     print(f"8 clients / 1 client: {np.median(np.divide(eight, one)):.2f} (at least 5)", flush=True)
 
     idle, busy = first_tokens(batcher, 0, 0, asked[0]), first_tokens(batcher, 7, 64, asked[1])

@@ -30,7 +30,7 @@ from jaxlm.config import config_files
 from jaxlm.devices import tree
 from jaxlm.eval import results
 from jaxlm.interop import hf_config, peft, peft_config
-from jaxlm.run.survive import train_in_child
+from jaxlm.run.survive import supervisor
 
 pytest.importorskip("tokenizers")
 pytestmark = pytest.mark.faults
@@ -175,7 +175,7 @@ def _data(root):
         shutil.move(file, place / file.name)
     (place / "c.py").write_text(_config("{here}", "{here}/t.jsonl", "('unicode', 'exact')"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train_in_child, "train", _measured)
+        patch.setattr(supervisor.Supervisor, "run", lambda self: _measured(self.config))
         assert cli.main(_LADDER.format(made=root, it=root / "ladder", out=root / "x").split()) == 0
 
 

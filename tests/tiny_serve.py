@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 
-from jaxlm.serve.batcher import Ask, Busy, Stats, Token, Update
+from jaxlm.models.decode.schedule import Ask, Token, Update
+from jaxlm.serve.batcher import Busy, Stats
 from jaxlm.serve.guard import Arriving
 
 SCHEMA = {

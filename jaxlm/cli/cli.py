@@ -183,19 +183,19 @@ def _resolved(name: str, args: argparse.Namespace, overrides: list[str]) -> conf
     return config
 
 
-def _sweep(name: str, args: argparse.Namespace, overrides: list[str], several: dict[str, list[str]]) -> None:
-    """Stores in `args.own` the config's own values of the keys with several, in `args.arms` (values, config) of each arm."""
+def _sweep(name: str, args: argparse.Namespace, overrides: list[str], several: dict[str, Sequence[str]]) -> None:
+    """Stores the keys with several values in `args.space`, the config's own values in `args.own`, all arms in `args.arms`.
 
-    def values(config: config_dict.ConfigDict) -> dict[str, str]:
-        return {key: str(swept.value_of(config, key)) for key in several}
+    `args.arm` takes overrides and returns an arm: (values, config). A search's `arms` only show that its values go together.
+    """
 
-    def settled(arm: list[str]) -> config_dict.ConfigDict:
-        return _settled(name, args.config, [*overrides, *arm], lambda line: None)
+    def arm(more: Sequence[str]) -> tuple[dict[str, str], config_lib.Config]:
+        config = _settled(name, args.config, [*overrides, *more], lambda line: None)
+        return {key: str(swept.value_of(config, key)) for key in several}, config_lib.resolve(config)
 
-    configs = list(map(settled, swept.combined(several, args.one_at_a_time)))
-    by_values = {tuple(values(config).values()): config for config in configs}  # the config's own may be listed too
-    args.own = values(settled([]))
-    args.arms = [(values(config), config_lib.resolve(config)) for config in by_values.values()]
+    args.space, args.arm, args.own = several, arm, arm([])[0]
+    made = list(map(arm, swept.combined(several, args.one_at_a_time)))
+    args.arms = list({tuple(values.values()): (values, config) for values, config in made}.values())
 
 
 def _branch(args: argparse.Namespace, overrides: list[str]) -> config_dict.ConfigDict | None:

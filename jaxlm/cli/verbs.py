@@ -28,7 +28,7 @@ class Verb:
       folder: the module of jaxlm.commands whose `config(args, overrides)` makes a config for a folder of documents; or "".
       models: "also" if the command takes a Hugging Face model's folder besides a run's, "only" if it takes no run; or "".
       takes_data: True if a data directory may stand in place of a config: short for `base` with --config.data.dir.
-      sweeps: True if a key of the config may have several values; the configs that follow are stored in `args.arms`.
+      sweeps: True if a key of the config may have several values; they are stored in `args.space`.
       stands_in: an option, and the config used with that option if the command line names none.
     """
 
@@ -55,7 +55,7 @@ def _text(metavar: str, words: str, default: str | None = "") -> dict:
     return {"default": default, "metavar": metavar, "help": words}
 
 
-def _number(words: str, default: int = 0) -> dict:
+def _number(words: str, default: int | None = 0) -> dict:
     return {"type": int, "default": default, "metavar": "N", "help": words}
 
 
@@ -170,11 +170,12 @@ VERBS = {
         "sweep",
         "runs with several values of keys, and which differences are noise",
         {
-            "--seeds": _number("of each value, from config.seed on (default: 3)", 3),
+            "--seeds": _number("of each value, from config.seed on (default: 3; of a search: 1)", 3),
             "--one-at-a-time": _flag("vary one key at a time (default: all combinations)"),
+            "--search": _number("so many runs, by Optuna; a key may have a range: 1e-3..1e-2", None),
             "--usd": _option("begin no run that would pass these dollars", "USD", type=float),
             "--hours": _option("begin no run that would pass these hours", "H", type=float),
-            "--metric": _text("NAME", "what is compared, of metrics.jsonl (default: val/loss)", "val/loss"),
+            "--metric": _text("NAME", "what is compared, of metrics.jsonl (default: val/loss, or val/reward)", None),
             "--highest": _flag("a higher metric is better"),
             "--plan": _flag("only print the runs, their hours and what they can tell apart"),
             "--out": _text("SWEEP", "the folder for it all (default: WORKDIR/sweeps/KEYS)", None),

@@ -51,7 +51,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
                 run["why"] = why
             keep(folder, plan)
 
-        code = train_in_child.train_all(plan["runs"], [rung.config for rung in climbed], after)
+        configs = {rung.name: rung.config for rung in climbed}
+        code = train_in_child.train_all(plan["runs"], lambda run: configs[run["name"]], after)
     if code == 0:
         print(json.dumps(plan) if args.json else ladder_text.found(plan))
         say(f"written to {folder / ladder.FILE}")

@@ -1,6 +1,8 @@
 """`jaxlm sweep`: trains a config with several values of some keys on several seeds, and says which differences are noise."""
 
 import argparse
+import dataclasses
+import importlib.util
 import json
 import math
 import pathlib
@@ -9,60 +11,59 @@ from jaxlm.commands import report
 from jaxlm.commands.train import text as pretrain
 from jaxlm.config import Config, ConfigError
 from jaxlm.data.batches.open import open_order
-from jaxlm.host import files
+from jaxlm.host import console, files
 from jaxlm.host.console import dollars, hours, say, table
+from jaxlm.host.errors import pip_install
 from jaxlm.plan import settle
+from jaxlm.plan.flops import count_params
 from jaxlm.plan.sweep import sweep
 from jaxlm.plan.sweep import text as sweep_text
 from jaxlm.plan.sweep.sweep import Sweep
 from jaxlm.report import markup, runs_page
+from jaxlm.run import metrics
 from jaxlm.run.metrics import HELD_OUT
 from jaxlm.run.survive import train_in_child
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Trains the missing runs, and writes SWEEP/sweep.json and report.html. `args.arms`: as `sweep.begin` takes them."""
-    if len(args.arms) < 2:
-        raise ConfigError("nothing to compare: give a key several values, such as --config.optim.lr=1e-3,2e-3")
+    """Trains the missing runs, and writes SWEEP/sweep.json and report.html. `args.arms` and more: as `cli` stores them."""
+    if args.metric is None:  # rewards have no held-out loss
+        rewards = config.program in ("ppo", "grpo")
+        args.metric, args.highest = ("val/reward", True) if rewards else (HELD_OUT, args.highest)
     limit = _limit(config, args)
     train_in_child.check(config, args.config, args.overrides, "sweep")
-    data, arms = config.data.path, args.arms
+    data, size, configs = config.data.path, 0, [arm for _, arm in args.arms]
     if config.program == "pretrain":
         order = pretrain.data(config)
         data, size = order.data.sha256, order.data.vocab_size
-        arms = [(values, settle.sized(arm, say, size)) for values, arm in arms]
-        for _, arm in arms:
+        configs = [settle.sized(arm, say, size) for arm in configs]
+        for arm in configs:
             open_order(arm, check=False)  # refuses what does not fit the data
     folder = pathlib.Path(args.out or pathlib.Path(config.workdir, sweep.FOLDER, "-".join(args.own)))
     same = {"metric": args.metric, "highest": args.highest, "data": data}
-    plan, configs = sweep.begin(config, folder, args.own, arms, args.seeds, same)
-    planned = [sweep.planned_hours(own) for own in configs[: len(arms)]]
-    for run in plan["runs"]:
-        run["planned_hours"] = planned[run["arm"]]
-    for run, own in zip(plan["runs"], configs, strict=True):
-        _note(plan, run, own)
-    sweep.conclude(plan, folder)
-    each = [run["planned_hours"] for run in plan["runs"] if run["loss"] is None and not run["why"]]
-    left, price = None if None in each else sum(each), config.hardware.usd_per_hour
+    same |= {"search": json.dumps(args.space)} if args.search else {}
+    arms = [{}] * (args.search or 0) or [values for values, _ in args.arms]
+    plan = sweep.begin(config, folder, args.own, arms, 1 if args.search else args.seeds, same)
+    largest = [max(configs, key=lambda arm: count_params(arm.model))]
+    rows = [sweep.row(arm) for arm in (largest if args.search else configs)]
+    making = _Making(args, plan, folder, size, limit, sweep.cores(plan, rows))
+    making.begin([row["hours"] for row in rows])
+    left, price = making.left(), config.hardware.usd_per_hour
     if limit and left and left > limit and all(run["loss"] is None for run in plan["runs"]):
         paid = f" ({dollars(left * price)})" if price else ""
         raise ConfigError(f"these runs take about {hours(left)}{paid}, and --hours or --usd allows {hours(limit)}")
-    head = "\n".join([sweep_text.runs(plan, left, price), *sweep_text.lines(plan)])
+    head = "\n".join([sweep_text.runs(plan, left, price, len(making.cores)), *sweep_text.lines(plan)])
     if args.plan:
         print(json.dumps(plan) if args.json else head)
         return 0
     folder.mkdir(parents=True, exist_ok=True)
     with files.lock(folder, "makes the sweep in", "--out"):
+        console.keep(folder / console.LOG)
         say(head)
         sweep.write(folder, plan)
-
-        def after(run: Sweep, own: Config, why: str) -> None:
-            _note(plan, run, own)
-            run["why"] = run["why"] or (why if run["loss"] is None else "")
-            sweep.write(folder, plan)
-
-        code = train_in_child.train_all(plan["runs"], configs, after, lambda run: _refused(plan, run, limit))
-        _page(folder, plan)
+        m = making
+        code = train_in_child.train_all(plan["runs"], m.config_of, m.after, m.refused, m.cores, m.stopped)
+        making.page()
     if tables := sweep_text.tables(plan):
         print(json.dumps(plan) if args.json else "\n\n".join([*map(table, tables), "\n".join(sweep_text.lines(plan))]))
     return code
@@ -71,7 +72,14 @@ def run(config: Config, args: argparse.Namespace) -> int:
 def _limit(config: Config, args: argparse.Namespace) -> float | None:
     """Returns the hours that --hours and --usd allow; None without either. Raises ConfigError for bad options."""
     price = config.hardware.usd_per_hour
-    for name in ("hours", "usd", "seeds"):
+    if len(args.arms) < 2:
+        raise ConfigError("nothing to compare: give a key several values, such as --config.optim.lr=1e-3,2e-3")
+    ranges = [key for key, values in args.space.items() if isinstance(values, tuple)]
+    if ranges and args.search is None:
+        raise ConfigError(f"config.{ranges[0]} has a range of values: give --search=RUNS, or values with commas")
+    if args.search and not importlib.util.find_spec("optuna"):
+        raise ConfigError(f"--search needs Optuna: {pip_install('search')}")
+    for name in ("hours", "usd", "seeds", "search"):
         if (value := getattr(args, name)) is not None and not 0 < value < math.inf:
             raise ConfigError(f"--{name}={value:g} must be above 0 and finite")
     if args.usd and not price:
@@ -81,34 +89,89 @@ def _limit(config: Config, args: argparse.Namespace) -> float | None:
     return min(filter(None, [args.hours, args.usd and args.usd / price]), default=None)
 
 
-def _refused(plan: Sweep, run: Sweep, limit: float | None) -> str:
-    spent = sum(other["hours"] for other in plan["runs"])
-    needed = max((run["planned_hours"] or 0.0) - run["hours"], 0.0)
-    if not limit or spent + needed <= limit:
-        return ""
-    return f"it takes about {hours(needed)}, and {hours(spent)} of {hours(limit)} are spent; a higher limit goes on"
+@dataclasses.dataclass(frozen=True)
+class _Making:
+    """The runs of a sweep. `size`: of the data's vocabulary, or 0; `limit`: hours; `cores`: of each run at a time."""
 
+    args: argparse.Namespace
+    plan: Sweep
+    folder: pathlib.Path
+    size: int
+    limit: float | None
+    cores: list[list[int]]
+    seen: dict[str, int] = dataclasses.field(default_factory=dict)  # run -> evaluations that the pruner has seen
 
-def _note(plan: Sweep, run: Sweep, config: Config) -> None:
-    """Puts what a run has taken, and its result if it is done, into its entry. Raises ConfigError without the metric."""
-    metric = plan["same"]["metric"]
-    run |= {"loss": None, "hours": train_in_child.spent(config)}
-    if measured := train_in_child.result(config, {}, metric):
-        run |= {"loss": measured.loss, "why": "" if measured.loss is not None else f"{metric} is not finite"}
-        for other in plan["runs"]:
-            if other["arm"] == run["arm"] or not other["planned_hours"]:
-                other["planned_hours"] = measured.hours
-    elif not run["why"] and train_in_child.result(config, {}):
-        raise ConfigError(f"{config.workdir} is done and has no {metric}: give another --metric, of its metrics.jsonl")
+    def begin(self, alone: list[float | None]) -> None:
+        """Puts what the runs have done into their entries. `alone`: the hours of each arm's run that has the machine alone."""
+        for run in self.plan["runs"]:
+            each = alone[run["arm"] % len(alone)]
+            run["planned_hours"] = each and each * len(self.cores)
+        for run in self.plan["runs"]:
+            if self.plan["arms"][run["arm"]]:
+                self._note(run, self.config_of(run))
+        sweep.conclude(self.plan, self.folder)
 
+    def left(self) -> float | None:
+        """Returns the hours until all runs are done; None: unknown."""
+        each = [run["planned_hours"] for run in self.plan["runs"] if not train_in_child.done(run)]
+        return None if None in each else sum(each) / len(self.cores)
 
-def _page(folder: pathlib.Path, plan: Sweep) -> None:
-    """Writes the page on the runs that are done."""
-    done = [folder / "runs" / run["name"] for run in plan["runs"] if run["loss"] is not None]
-    if tables := sweep_text.tables(plan):
-        parts = [markup.tag("p", line) for line in sweep_text.lines(plan)]
+    def config_of(self, run: Sweep) -> Config:
+        arms, place = self.plan["arms"], run["arm"]
+        if not arms[place]:
+            from jaxlm.plan.sweep import search  # needs Optuna
+
+            arms[place] = search.ask(self.args.space, self.plan, self.folder)
+            sweep.write(self.folder, self.plan)
+        _, arm = self.args.arm([f"{key}={value}" for key, value in arms[place].items()])
+        return sweep.of_run(run, self.folder, settle.sized(arm, say, self.size) if self.size else arm, len(self.cores))
+
+    def refused(self, run: Sweep) -> str:
+        each = [train_in_child.spent(self.folder / "runs" / other["name"]) for other in self.plan["runs"]]
+        spent, needed = sum(each) / len(self.cores), max((run["planned_hours"] or 0.0) - run["hours"], 0.0)
+        if not self.limit or spent + needed <= self.limit:
+            return ""
+        return f"it takes about {hours(needed)}, and {hours(spent)} of {hours(self.limit)} are spent; a higher limit goes on"
+
+    def stopped(self, run: Sweep, config: Config) -> str:
+        """Returns "pruned at step N" if the search's pruner stops the run."""
+        path = pathlib.Path(config.workdir, "metrics.jsonl")
+        curve = metrics.held_out_losses(path, (), self.args.metric) if self.args.search else {}
+        if len(curve) == self.seen.get(run["name"], 0) or max(curve) >= config.train.steps:
+            return ""
+        from jaxlm.plan.sweep import search
+
+        self.seen[run["name"]] = len(curve)
+        pruned = search.pruned(self.args.space, self.plan, self.folder, run["arm"])
+        return f"pruned at step {max(curve):,}" if pruned else ""
+
+    def after(self, run: Sweep, config: Config, why: str) -> None:
+        self._note(run, config)
+        run["why"] = run["why"] or (why if run["loss"] is None else "")
+        sweep.write(self.folder, self.plan)
+
+    def _note(self, run: Sweep, config: Config) -> None:
+        """Puts what a run has taken, and its result if it is done, into its entry. Raises ConfigError without the metric."""
+        metric = self.args.metric
+        run |= {"loss": None, "hours": train_in_child.spent(pathlib.Path(config.workdir))}
+        if measured := train_in_child.result(config, {}, metric):
+            run |= {"loss": measured.loss, "why": "" if measured.loss is not None else f"{metric} is not finite"}
+            for other in self.plan["runs"]:
+                if other["arm"] == run["arm"] or not other["planned_hours"]:
+                    other["planned_hours"] = measured.hours
+        elif not run["why"] and train_in_child.result(config, {}):
+            raise ConfigError(f"{config.workdir} is done and has no {metric}: give another --metric of metrics.jsonl")
+
+    def page(self) -> None:
+        """Writes the page on the runs that are done."""
+        places = [self.folder / "runs" / run["name"] for run in self.plan["runs"] if train_in_child.done(run)]
+        if not (tables := sweep_text.tables(self.plan)):
+            return
+        parts = [markup.tag("p", line) for line in sweep_text.lines(self.plan)]
         for head, *rows in tables:  # names in a cell that wraps: on a phone a row's header is cut
             named = [(i, markup.cell(name, kind="text"), *cells) for i, (name, *cells) in enumerate(rows, start=1)]
             parts.append(markup.table(["", *head], named, head[0]))
-        runs_page.write(folder / markup.NAME, *report.gather(done), {"What can be told apart": markup.join(parts)})
-        say(f"open {folder / markup.NAME}")
+        path = self.folder / markup.NAME
+        begun = [place for place in places if (place / "metrics.jsonl").is_file()]
+        runs_page.write(path, *report.gather(begun), {"What can be told apart": markup.join(parts)})
+        say(f"open {path}")

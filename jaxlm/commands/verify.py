@@ -113,7 +113,7 @@ def _trained(folder: pathlib.Path, book: dict, begin: int, until: int, config: C
         saved = pathlib.Path("checkpoints", str(begin))  # links to its files: what is written beside them stays here
         shutil.copytree(folder.resolve() / saved, place / saved, copy_function=os.symlink)
     with console.working("replaying", end=False, quiet=True):
-        if train_in_child.train(config) == 4:
+        if train_in_child.supervised(config).run() == 4:
             raise KeyboardInterrupt
     done = max(metrics.read(place / "metrics.jsonl"), default=0)
     ended = ((ledger.read(place)["starts"] or [{}])[-1].get("ended") or {}).get("why")

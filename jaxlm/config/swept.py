@@ -12,10 +12,11 @@ from jaxlm.config import ConfigError, config_files
 _FIXED = ("data.", "prepare.", "eval.", "workdir", "program")
 
 
-def split(overrides: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
+def split(overrides: Sequence[str]) -> tuple[list[str], dict[str, Sequence]]:
     """Takes the keys with several values out: "optim.lr=1e-3,2e-3"; of a tuple "adapter.targets=(q,v);(q,k,v)".
 
-    Returns (the other overrides, key -> values). Raises ConfigError if a key must be the same in all runs.
+    Returns (the other overrides, key -> values), of a range, "optim.lr=1e-4..1e-2", the tuple of its ends. Raises
+    ConfigError if a key must be the same in all runs.
     """
     base, plain, swept = config_files.load("base"), [], {}
     for override in overrides:
@@ -23,6 +24,10 @@ def split(overrides: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
         own, fixed = value_of(base, key), key.startswith(_FIXED)
         one = ";" not in text and (isinstance(own, tuple) or (fixed and isinstance(own, str)))  # a path with a comma
         values = [value.strip() for value in text.split(";" if ";" in text else ",")]
+        ends = text.split("..")
+        if len(ends) == 2 and isinstance(own, float):
+            with contextlib.suppress(ValueError):  # then the config says so
+                values = tuple(sorted(map(float, ends)))
         if one or len(values) < 2:
             plain.append(override)
         elif key == "seed":

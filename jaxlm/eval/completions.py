@@ -4,14 +4,14 @@ import dataclasses
 from collections.abc import Sequence
 
 import jax
-import numpy as np
 
 from jaxlm.config import SampleConfig
 from jaxlm.data.chats import chat
 from jaxlm.devices import processes
 from jaxlm.eval.likelihood import Scorer
+from jaxlm.models.decode import generate, schedule
 
-_ROWS = 32  # prompts in a batch, at most
+_ROWS = 32  # prompts that are continued at once, at most
 
 
 def greedy(max_new_tokens: int) -> SampleConfig:
@@ -54,41 +54,26 @@ def continue_ids(
             f"{what}: {cut:,} of {len(prompts):,} prompts leave no room for {room:,} new tokens in the model's context of "
             f"{scorer.context:,}: cut on the left"
         )
+    tokenizer, ends = scorer.tokenizer, chat.ends(scorer.tokenizer)
     settings = dataclasses.replace(settings, max_new_tokens=room)
-    order = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
-    size = max(1, min(_ROWS, scorer.tokens // max(1, min(limit, max(map(len, prompts), default=1)) + room)))
-    rows: dict[int, list[int]] = {}
-    with processes.working(what, len(prompts), "texts") as tell, jax.set_mesh(scorer.mesh):
-        for start in range(0, len(order), size):
-            taken = order[start : start + size]
-            batch = [list(prompts[number][-limit:]) for number in taken]
-            # Fill the last batch up to the size of the others, so that one program serves all.
-            batch += batch[-1:] * (min(size, len(order)) - len(batch))
-            new = _continue(scorer, batch, stops, settings, seed=start)
-            rows |= zip(taken, new[: len(taken)], strict=True)
-            tell(len(rows))
-    return [rows[number] for number in range(len(prompts))]
-
-
-def _continue(
-    scorer: Scorer, prompts: list[list[int]], stops: Sequence[str], settings: SampleConfig, seed: int
-) -> list[list[int]]:
-    """Returns the new ids of one batch. Generation ends once each row has reached a stop string or an end token."""
-    tokenizer = scorer.tokenizer
-    ends = chat.ends(tokenizer)
-    rows: list[list[int]] = [[] for _ in prompts]
-    stopped = np.zeros(len(prompts), bool)
+    asks = generate.asks([prompt[-limit:] for prompt in prompts], settings, ends)
+    order = sorted(range(len(asks)), key=lambda number: -len(asks[number].ids))  # prompts read together are padded
+    tickets, left = [schedule.Ticket(asks[number]) for number in order], len(asks)
+    longest = len(tickets[0].ask.ids) if tickets else 0
+    rows: list[list[int]] = [[] for _ in asks]
     reach = max((len(stop.encode()) for stop in stops), default=0)  # no stop has more tokens than bytes
-    for new in scorer.generator.stream(prompts, settings, stop_ids=ends, seed=seed):
-        for number, ids in enumerate(new):
-            rows[number] += ids
-            if ids and stops and not stopped[number]:
-                tail = tokenizer.decode([i for i in rows[number][-reach - len(ids) :] if i not in ends])
-                stopped[number] = any(stop in tail for stop in stops)
-            stopped[number] |= bool(rows[number]) and rows[number][-1] in ends
-        if stopped.all():
-            break
-    return [[i for i in ids if i not in ends] for ids in rows]
+    with processes.working(what, len(asks), "texts") as tell, jax.set_mesh(scorer.mesh):
+        at_once = max(1, min(_ROWS, scorer.tokens // (longest + room), len(asks)))
+        for place, update in schedule.answers(scorer.engine, tickets, at_once):
+            number = order[place]
+            new = [token.id for token in update.tokens if token.id not in ends]
+            rows[number] += new
+            tail = tokenizer.decode(rows[number][-reach - len(new) :]) if new and stops else ""
+            if any(stop in tail for stop in stops):
+                tickets[place].cancel()
+            left -= bool(update.ended)
+            tell(len(asks) - left)
+    return rows
 
 
 def _cut(text: str, stops: Sequence[str]) -> str:

@@ -26,8 +26,7 @@ from jaxlm.data.shards.shards import DataDir
 from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.devices import processes, sharding
 from jaxlm.eval.model import Restored
-from jaxlm.models.decode.engine import power_of_two
-from jaxlm.models.decode.generate import Generator
+from jaxlm.models.decode.engine import Engine, power_of_two
 from jaxlm.models.transformer import Transformer
 from jaxlm.ops import attention, spmd, xent
 from jaxlm.step.objectives import base
@@ -187,9 +186,9 @@ class Scorer:
         return other
 
     @functools.cached_property
-    def generator(self) -> Generator:
+    def engine(self) -> Engine:
         with jax.set_mesh(self.mesh):
-            return Generator(self.model, self.variables)
+            return Engine(self.model, self.variables, prefix_bytes=0)
 
     def score(self, requests: Sequence[Request], what: str = "scoring") -> list[Score]:
         """Returns the score of each request: (ids of the context, at least one; ids to score after it).

@@ -14,7 +14,7 @@ from jaxlm.data.tokenizer.ids import document
 from jaxlm.data.tokenizer.stop_strings import Text
 from jaxlm.devices.processes import together, working
 from jaxlm.host import files
-from jaxlm.models.decode import engine, generate
+from jaxlm.models.decode import engine, generate, schedule
 from jaxlm.models.transformer import Transformer
 
 _N = 4  # words in an n-gram whose repetition is counted
@@ -70,35 +70,36 @@ class Stream:
         settings: SampleConfig,
         seed: int,
     ):
-        generator, stops = generate.Generator(model, variables), chat.ends(tokenizer)
+        stops = chat.ends(tokenizer)
         ids = [prompt_ids(tokenizer, prompt, settings) for prompt in prompts]
+        tickets = [schedule.Ticket(ask) for ask in generate.asks(ids, settings, stops, seed)]
         self._rows, self._stops = [_Row(Text(tokenizer)) for _ in prompts], frozenset(stops)
-        self._chunks = generator.stream(ids, settings, stop_ids=stops, seed=seed)
+        # All the places at once, since each further length of the ring pauses to compile.
+        places = max(map(len, ids), default=0) + settings.max_new_tokens
+        decoder = engine.Engine(model, variables, shortest=min(places, model.config.max_seq_len), prefix_bytes=0)
+        self._updates = schedule.answers(decoder, tickets)
         self.tokens, self.seconds = 0, 0.0
+        self._take()
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
-        first, began = True, time.perf_counter()
         for number, row in enumerate(self._rows):
-            while True:
+            while row.new or not row.ended:
                 if row.new:
                     yield number, row.new
-                    row.new, began = "", time.perf_counter()
-                if row.ended:
-                    break
-                chunk = next(self._chunks, None)
-                if chunk and not first:
-                    self.tokens += sum(map(len, chunk))
+                    row.new = ""
+                else:
+                    began = time.perf_counter()
+                    self._take()
                     self.seconds += time.perf_counter() - began
-                self._take(chunk)
-                first, began = False, time.perf_counter()
 
-    def _take(self, chunk: list[list[int]] | None) -> None:
-        """Adds the new ids in `chunk` to each row. `chunk` is None if generation has ended."""
-        for row, ids in zip(self._rows, chunk or [[]] * len(self._rows), strict=True):
-            if not row.ended:
-                row.ended = chunk is None or bool(self._stops & {*ids[-1:]})
-                row.new += row.text.feed(i for i in ids if i not in self._stops)
-                row.new += row.text.close() if row.ended else ""
+    def _take(self) -> None:
+        """Adds the next new tokens of a row to its text."""
+        number, update = next(self._updates)
+        row = self._rows[number]
+        self.tokens += len(update.tokens) * row.begun
+        row.begun, row.ended = True, bool(update.ended)
+        row.new += row.text.feed(token.id for token in update.tokens if token.id not in self._stops)
+        row.new += row.text.close() if row.ended else ""
 
 
 @dataclasses.dataclass
@@ -107,6 +108,7 @@ class _Row:
 
     text: Text
     new: str = ""
+    begun: bool = False
     ended: bool = False
 
 

@@ -52,14 +52,13 @@ class Cache(typing.NamedTuple):
     """The KV cache of a model.
 
     Attributes:
-      slot: the first slot to write new tokens to, the same in all rows, so that one update in place serves them all. The
-        Python int 0 means a prefill; in decoding it is a traced scalar.
+      slot: the first slot to write new tokens to, the same in all rows, so that one update in place serves them all.
       positions_BxS: the position of the token in each slot. A query attends to the slots whose position is not after its
         own. Padding slots hold a position after all others, so that no query attends to them.
     """
 
     layers: tuple[LayerCache, ...]
-    slot: int | jax.Array
+    slot: jax.Array
     positions_BxS: jax.Array
 
 
@@ -296,19 +295,16 @@ def attend(
 ) -> tuple[jax.Array, LayerCache | None]:
     """Returns the attention's output (B, T, N, H), and the layer's cache with the new keys and values (None without a cache).
 
-    Without a cache, and in a prefill (`slot` is the int 0), when the cache is still empty, the tokens attend to each other.
-    In decoding they attend to the cache.
+    Without a cache the tokens attend to each other, with one to the cache.
 
     Args:
       cache: (this layer's cache, the whole model's cache, which says where to write), or None.
-      backend: of `ops.attention.attention`, used if the new tokens attend to each other.
+      backend: of `ops.attention.attention`, used without a cache.
     """
-    layer = None
     if cache is not None:
         layer, shared = cache
         layer = LayerCache(*write_cache(*layer, k_BxTxKxH, v_BxTxKxH, shared.slot))
-        if not isinstance(shared.slot, int):
-            mask_BxTxS = shared.positions_BxS[:, None, :] <= info.positions_BxT[:, :, None]
-            return cached_attention(q_BxTxNxH, *layer, mask_BxTxS), layer
+        mask_BxTxS = shared.positions_BxS[:, None, :] <= info.positions_BxT[:, :, None]
+        return cached_attention(q_BxTxNxH, *layer, mask_BxTxS), layer
     ids = {"segment_ids_BxT": info.segment_ids_BxT, "until_BxT": info.until_BxT}
-    return attention(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, backend=backend, **ids), layer
+    return attention(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, backend=backend, **ids), None

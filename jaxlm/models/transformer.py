@@ -180,13 +180,12 @@ def _init_head(key: jax.Array, config: ModelConfig) -> dict:
     return {"kernel": config.init_std * jax.random.normal(key, (config.d_model, config.padded_vocab_size))}
 
 
-def empty_cache(config: ModelConfig, batch: int, slots: int) -> Cache:
-    """Returns an empty KV cache with `slots` slots in each row, for a prefill and the decoding after it."""
+def empty_cache(config: ModelConfig, batch: int, slots: int) -> tuple[LayerCache, ...]:
+    """Returns each layer's empty KV cache with `slots` slots in each row."""
     heads = (batch, config.n_kv_heads)
     k_BxKxHxS = jnp.zeros((*heads, config.head_dim, slots), config.dtype)
     v_BxKxSxH = jnp.zeros((*heads, slots, config.head_dim), config.dtype)
-    layers = (LayerCache(k_BxKxHxS, v_BxKxSxH),) * config.n_layers
-    return Cache(layers, 0, jnp.zeros((batch, slots), jnp.int32))
+    return (LayerCache(k_BxKxHxS, v_BxKxSxH),) * config.n_layers
 
 
 def head_kernel(params: dict, config: ModelConfig) -> jax.Array:

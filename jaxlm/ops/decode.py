@@ -7,8 +7,6 @@ outputs of a product, M rows.
 import jax
 import jax.numpy as jnp
 
-LONG_ROW = 1024  # float32s: a page of memory
-VECTOR_COLUMNS = 16  # float32s in the widest vector register of a CPU
 _MASKED = -1e30  # finite, so that exp(score - max) is 0 and never inf - inf
 
 
@@ -57,10 +55,7 @@ def row_product(
 ) -> jax.Array:
     """Returns x times the transposed kernel, (M, O). For few rows of x it takes as long as reading the kernel once.
 
-    On one CPU the kernel is the left operand, because XLA's library copies the right operand before it multiplies. Short
-    rows of the kernel are joined, two or more into one, and x becomes a block-diagonal matrix. The added zeros cost no
-    time, since M = 8 leaves vector units idle, and rows of 1,024 are read 1.6 times as fast as rows of 512 (dev/LOG.md,
-    2026-11-21).
+    On one CPU the kernel is the left operand, because XLA's library copies the right operand before it multiplies.
     """
 
     def plain(x_MxI: jax.Array, kernel_OxI: jax.Array) -> jax.Array:
@@ -68,16 +63,9 @@ def row_product(
         return jax.lax.dot_general(x_MxI, kernel_OxI, contract_last, preferred_element_type=preferred_element_type)
 
     def streamed(x_MxI: jax.Array, kernel_OxI: jax.Array) -> jax.Array:
-        rows, inputs = x_MxI.shape
-        outputs = kernel_OxI.shape[0]
-        together = 1
-        while inputs * together < LONG_ROW and 2 * together * rows <= VECTOR_COLUMNS and outputs % (2 * together) == 0:
-            together *= 2
-        blocks = jnp.kron(jnp.eye(together, dtype=x_MxI.dtype), x_MxI.T)
-        long_rows = kernel_OxI.reshape(outputs // together, together * inputs)
-        y = jnp.dot(long_rows, blocks, preferred_element_type=preferred_element_type)
+        y_OxM = jnp.dot(kernel_OxI, x_MxI.T, preferred_element_type=preferred_element_type)
         # Without the barrier XLA swaps the operands back to save a transpose of the small result.
-        return jax.lax.optimization_barrier(y).reshape(outputs, rows).T
+        return jax.lax.optimization_barrier(y_OxM).T
 
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty and mesh.size > 1:

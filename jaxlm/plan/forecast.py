@@ -78,6 +78,11 @@ class Forecast:
         gain = float(now - then)
         return gain, gain - TENTH * sd, gain + TENTH * sd
 
+    def squeezed(self, steps: int) -> float:
+        """Returns the loss after `steps` steps, with the schedule of the first `done` steps squeezed into them."""
+        times = self.done / steps
+        return dataclasses.replace(self, done=steps, rate=lambda n: self.rate(n * times)).at(steps)[0]
+
     def _predict(self, steps: np.ndarray, rate: Rate | None) -> tuple[np.ndarray, np.ndarray]:
         """Returns the losses at `steps`, [steps], and their derivatives by the parameters, [steps, parameters]."""
         schedule = _schedule(then(self.rate, self.done, rate) if rate else self.rate, int(steps.max()))

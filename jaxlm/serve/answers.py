@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.data.tokenizer.stop_strings import Text
-from jaxlm.serve.batcher import Token, Update
+from jaxlm.models.decode.schedule import Token, Update
 from jaxlm.serve.requests import Prompt, Request
 
 

@@ -27,8 +27,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from jaxlm.config import ConfigError, RunError
 from jaxlm.data.chats import chat
 from jaxlm.devices.processes import say
+from jaxlm.models.decode.schedule import Ask, Ticket, Update
 from jaxlm.serve import answers
-from jaxlm.serve.batcher import Ask, Batcher, Busy, Stats, Ticket, Update
+from jaxlm.serve.batcher import Batcher, Busy, Stats
 from jaxlm.serve.body import Refused
 from jaxlm.serve.guard import Guard
 from jaxlm.serve.requests import Reader, Request

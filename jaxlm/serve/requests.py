@@ -10,7 +10,7 @@ from jaxlm.config import ConfigError
 from jaxlm.data.chats import chat
 from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.data.tokenizer.ids import document, opened
-from jaxlm.serve.batcher import Ask
+from jaxlm.models.decode.schedule import Ask
 from jaxlm.serve.body import Fields, Refused, shown
 from jaxlm.serve.guide import Guides
 

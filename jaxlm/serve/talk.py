@@ -21,7 +21,8 @@ from jaxlm.data.tokenizer.ids import document
 from jaxlm.data.tokenizer.stop_strings import Text
 from jaxlm.host import screen
 from jaxlm.host.screen import BOLD, CYAN, DIM
-from jaxlm.serve.batcher import Ask, Batcher, Update
+from jaxlm.models.decode.schedule import Ask, Update
+from jaxlm.serve.batcher import Batcher
 
 _HELP = {
     "/reset": "start a new conversation; the system message stays",

@@ -18,7 +18,7 @@ from jaxlm.plan.flops import count_params
 from jaxlm.plan.ladder import ladder
 from jaxlm.plan.rules import Law
 from jaxlm.run import metrics
-from jaxlm.run.survive import train_in_child
+from jaxlm.run.survive import supervisor, train_in_child
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TRUE = Law("known", 1.2, 20.0, 60.0, 0.35, 0.3)
@@ -68,7 +68,7 @@ class Trainer:
 @pytest.fixture
 def trained(monkeypatch) -> Trainer:
     trainer = Trainer()
-    monkeypatch.setattr(train_in_child, "train", trainer)
+    monkeypatch.setattr(supervisor.Supervisor, "run", lambda self: trainer(self.config))
     return trainer
 
 
@@ -79,7 +79,7 @@ def test_all_runs_are_done_once_and_what_they_foretell_is_printed_and_kept(data,
     assert trained.names[:3] == ["d16-1k-rate0.5", "d16-1k", "d16-1k-rate2"]
     assert "FORETOLD base" in out
     assert "11 runs, for an unknown time, foretell base: " in err
-    assert "run 11 of 11, d32-4k: loss " in err
+    assert "run 11 of 11, d32-4k: came to " in err
     found = ladder.read(tmp_path / "ladder")
     row = found["foretold"][2]
     assert row["low"] < TRUE.loss(row["parameters"], row["tokens"]) < row["high"]
@@ -113,7 +113,7 @@ def test_a_rate_that_diverges_is_told_and_a_run_of_the_grid_that_does_is_the_end
     trained.codes |= {"d16-1k-rate2": 3, "d24-1k": 3}
     assert cli.main(argv(data, tmp_path, TOKENS)) == 3
     err = capsys.readouterr().err
-    assert "d16-1k-rate2: it diverged" in err
+    assert "d16-1k-rate2: 3 steps in a row are not finite, <1 min" in err
     assert "d24-1k: ended with code 3: 3 steps in a row are not finite" in err
     del trained.codes["d24-1k"]
     assert cli.main(argv(data, tmp_path, "--json")) == 0

@@ -1,5 +1,7 @@
 """`jaxlm sweep` from the command line to its table and page: with runs that are only written down, then with real ones."""
 
+import argparse
+import dataclasses
 import json
 import os
 import pathlib
@@ -9,14 +11,18 @@ import sys
 import time
 
 import pytest
+import same_bits
 import tiny_data
 from tiny_keys import keys
 
 from jaxlm.cli import cli
-from jaxlm.config import Config, to_json
+from jaxlm.commands import sweep as command
+from jaxlm.config import Config, ConfigError, config_files, resolve, to_json
+from jaxlm.host import files
+from jaxlm.plan import lower
 from jaxlm.plan.sweep import sweep
 from jaxlm.run import metrics
-from jaxlm.run.survive import train_in_child
+from jaxlm.run.survive import supervisor, train_in_child
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TINY = keys("""
@@ -67,7 +73,7 @@ class Trainer:
 @pytest.fixture
 def trained(monkeypatch) -> Trainer:
     trainer = Trainer()
-    monkeypatch.setattr(train_in_child, "train", trainer)
+    monkeypatch.setattr(supervisor.Supervisor, "run", lambda self: trainer(self.config))
     return trainer
 
 
@@ -81,9 +87,9 @@ def test_all_combinations_are_trained_on_each_seed_and_the_keys_are_judged(data,
     assert "8 runs of 4 arms, 0 done; the others take an unknown time" in err
     assert "times a run's scatter; half of it takes" in err
     rate, norm = [line for line in out.splitlines() if " -> " in line]
-    assert rate.endswith("better")
+    assert "  better  " in rate
     assert norm.startswith("model.qk_norm False -> True")
-    assert norm.endswith("can't be told apart")
+    assert "  can't be told apart  " in norm
     folder = tmp_path / "sweeps" / "optim.lr-model.qk_norm"
     page = (folder / "report.html").read_text()
     assert "What can be told apart" in page
@@ -117,7 +123,7 @@ def test_an_interrupted_sweep_goes_on_and_a_diverged_arm_is_left_out(data, tmp_p
     trained.codes = {"lr_0.002-qk_norm_False-seed_0": 3}
     assert cli.main(argv(data, tmp_path, *SWEPT, "--seeds=1")) == 0
     out, err = capsys.readouterr()
-    assert "lr_0.002-qk_norm_False-seed_0: it diverged" in err
+    assert "lr_0.002-qk_norm_False-seed_0: 3 steps in a row are not finite, <1 min" in err
     assert "left out: optim.lr=0.002 model.qk_norm=False" in out
     trained.codes = {"lr_0.001-qk_norm_False-seed_1": 1}
     assert cli.main(argv(data, tmp_path, *SWEPT, "--seeds=2")) == 1
@@ -140,16 +146,35 @@ def test_a_run_that_would_pass_the_limit_is_not_begun(data, tmp_path, trained, c
 
 
 def test_more_runs_than_money_are_refused(data, tmp_path, trained, monkeypatch, capsys):
-    monkeypatch.setattr(sweep, "planned_hours", lambda config: 1.0)
+    monkeypatch.setattr(sweep, "row", lambda config: {"kind": "NVIDIA H200", "hours": 1.0})
     assert cli.main(argv(data, tmp_path, *SWEPT, "--usd=20", "--config.hardware.usd_per_hour=2")) == 2
     assert "these runs take about 12 h ($24.00), and --hours or --usd allows 10 h" in capsys.readouterr().err
     assert not trained.names
 
 
 def test_a_finished_run_tells_the_hours_of_its_arm_alone(data, tmp_path, trained, monkeypatch, capsys):
-    monkeypatch.setattr(sweep, "planned_hours", lambda config: 0.2 if config.optim.lr > 1.5e-3 else 0.05)
+    monkeypatch.setattr(sweep, "row", lambda config: {"hours": 0.2 if config.optim.lr > 1.5e-3 else 0.05})
     assert cli.main(argv(data, tmp_path, SWEPT[0], "--seeds=1", "--hours=.28")) == 3
     assert "run 2 of 2, lr_0.002-seed_0: not begun: it takes about 12 min, and 6 min of" in capsys.readouterr().err
+
+
+def test_runs_that_train_at_a_time_share_the_machines_hours_and_its_price(data, tmp_path, trained, monkeypatch, capsys):
+    monkeypatch.setattr(sweep, "row", lambda config: {"kind": "cpu", "needed": 1e6, "hours": 0.05})
+    monkeypatch.setattr(files, "cores", lambda: 2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda process, cores: None)
+    monkeypatch.setattr(lower, "available_bytes", lambda: 5e9)
+    limits = ("--hours=.4", "--config.hardware.usd_per_hour=2")  # six runs of 6 minutes, two at a time: 18 minutes
+    assert cli.main(argv(data, tmp_path, SWEPT[0], *limits)) == 0
+    words = (
+        "6 runs of 2 arms, 0 done; 2 at a time, on 1 of the machine's cores each; the others take about 18 min, $0.60"
+    )
+    assert words in capsys.readouterr().err
+    assert {config.hardware.usd_per_hour for config in trained.configs} == {1.0}
+    assert sweep.read(tmp_path / "sweeps" / "optim.lr")["threads"] == 1
+    more = (*limits, "--seeds=4", "--hours=.36")
+    assert cli.main(argv(data, tmp_path, SWEPT[0], *more)) == 3
+    assert "not begun: it takes about 6 min, and 18 min of 22 min are spent" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -166,6 +191,12 @@ def test_a_finished_run_tells_the_hours_of_its_arm_alone(data, tmp_path, trained
         ([*SWEPT, "--hours=0"], "--hours=0 must be above 0"),
         ([*SWEPT, "--seeds=0"], "--seeds=0 must be above 0"),
         ([*SWEPT, "--seed=2"], "unknown argument '--seed=2'"),
+        (["--config.optim.lr=1e-3..1e-2"], "config.optim.lr has a range of values: give --search=RUNS, or values with"),
+        (["--config.optim.lr=1e-3..1e-2", "--search=0"], "--search=0 must be above 0"),
+        (["--search=5"], "nothing to compare: give a key several values"),
+        (["--config.optim.weight_decay=-1..1", "--search=5"], "config.optim.weight_decay=-1.0"),
+        (["--config.optim.lrr=1..2", "--search=5"], "unknown key config.optim.lrr"),
+        (["--config.model.n_heads=4,8", "--config.model.d_model=32,40", "--search=5"], "model.head_dim=5 must be even"),
     ],
 )
 def test_bad_input_is_one_line(data, tmp_path, trained, capsys, more, words):
@@ -173,6 +204,15 @@ def test_bad_input_is_one_line(data, tmp_path, trained, capsys, more, words):
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("jaxlm: ")]
     assert words in line
     assert not trained.names
+
+
+@pytest.mark.parametrize(("program", "metric"), [("grpo", "val/reward"), ("ppo", "val/reward"), ("sft", "val/loss")])
+def test_rewards_are_compared_by_the_held_out_reward(program, metric):
+    given = argparse.Namespace(metric=None, highest=False, arms=[])
+    own = resolve(config_files.load("base", ["workdir=x", "data.path=x"]))
+    with pytest.raises(ConfigError, match="nothing to compare"):
+        command.run(dataclasses.replace(own, program=program), given)
+    assert (given.metric, given.highest) == (metric, metric == "val/reward")
 
 
 def test_another_config_or_a_metric_that_is_not_measured_is_one_line(data, tmp_path, trained, capsys):
@@ -184,6 +224,59 @@ def test_another_config_or_a_metric_that_is_not_measured_is_one_line(data, tmp_p
     assert cli.main(argv(data, tmp_path, *SWEPT, "--seeds=1", where)) == 0
     assert cli.main(argv(data, tmp_path, *SWEPT, "--seeds=1", where, "--config.optim.weight_decay=0.3")) == 2
     assert "holds another run, with optim.weight_decay=" in capsys.readouterr().err
+
+
+def test_a_search_chooses_the_values_prunes_and_goes_on(data, tmp_path, trained, monkeypatch, capsys):
+    pytest.importorskip("optuna")
+    more = ("--config.optim.lr=1e-4..1e-2", "--config.model.qk_norm=False,True")
+    trained.codes["trial_4"] = 4
+    assert cli.main(argv(data, tmp_path, *more, "--search=6")) == 4
+    assert "6 runs, 0 done; the others take an unknown time" in capsys.readouterr().err
+    folder = tmp_path / "sweeps" / "optim.lr-model.qk_norm"
+    fourth = sweep.read(folder)["arms"][3]
+    trained.codes = {"trial_5": 3}
+    assert cli.main(argv(data, tmp_path, *more, "--search=6")) == 0
+    out = capsys.readouterr().out
+    found = sweep.read(folder)
+    assert found["arms"][3] == fourth
+    assert trained.names[-3:] == ["trial_4", "trial_5", "trial_6"]
+    assert {config.seed for config in trained.configs} == {0}
+    assert [f"{config.optim.lr:.4g}" for config in trained.configs][-1] == found["arms"][5]["optim.lr"]
+    best = min((run for run in found["runs"] if run["loss"]), key=lambda run: run["loss"])
+    assert out.splitlines()[1].startswith(f"optim.lr={found['arms'][best['arm']]['optim.lr']} model.qk_norm=")
+    assert f"left out: optim.lr={found['arms'][4]['optim.lr']} " in out
+    assert "trial_5: 3 steps in a row are not finite" in out
+    assert "the best of a search is so in part by luck" in out
+    assert "in part by luck" in (folder / "report.html").read_text()
+    assert cli.main(argv(data, tmp_path, *more, "--search=7", "--json")) == 0
+    assert len(json.loads(capsys.readouterr().out)["runs"]) == 7
+    assert cli.main(argv(data, tmp_path, "--config.optim.lr=1e-4..1e-3", more[1], "--search=6")) == 2
+    assert "holds a sweep with search = " in capsys.readouterr().err
+    assert cli.main(argv(data, tmp_path, *SWEPT)) == 2
+    assert "set it back, or give another --out" in capsys.readouterr().err
+
+
+def test_the_pruner_is_asked_once_after_each_evaluation_but_the_last(tmp_path, monkeypatch):
+    search = pytest.importorskip("jaxlm.plan.sweep.search", exc_type=ImportError)
+    asked = []
+    monkeypatch.setattr(search, "pruned", lambda space, plan, folder, arm: asked.append(arm) or len(asked) > 1)
+    own = resolve(
+        config_files.load("base", [f"workdir={tmp_path}", "data.path=x", "train.steps=30", "optim.warmup_steps=3"])
+    )
+    given = argparse.Namespace(search=5, space={}, metric="val/loss")
+    making = command._Making(given, {}, tmp_path, 0, None, [[0]])
+    run, said = {"name": "trial_1", "arm": 0}, []
+    for step in (0, 10, 20, 30):
+        if step:
+            lines = metrics.JsonLines(tmp_path / "metrics.jsonl")
+            lines.write({"step": step, "val/loss": 3.0})
+            lines.close()
+        said += [making.stopped(run, own), making.stopped(run, own)]
+    assert said == ["", "", "", "", "pruned at step 20", "", "", ""]
+    assert asked == [0, 0]
+    given.search = None
+    making.seen.clear()
+    assert making.stopped(run, own) == ""
 
 
 @pytest.mark.recipe
@@ -207,6 +300,28 @@ def test_a_sweep_that_is_killed_in_the_middle_goes_on(data, tmp_path):
     assert (folder / "runs" / "lr_0.001-seed_0" / "metrics.jsonl").read_bytes() == done
     assert found["result"]["seeds"] == 2
     assert found["result"]["differences"][0]["difference"] < 0
+
+
+@pytest.mark.recipe
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core: one run at a time")
+def test_runs_at_a_time_have_the_bits_that_they_have_alone(data, tmp_path):
+    """The same sweep on one core, where one run trains at a time, has the same arrays in each checkpoint."""
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    more = ("--config.optim.lr=1e-3,1e-2", "--seeds=1", "--json", "--config.plan.measure=auto")
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "HOME": str(tmp_path)}
+    said = []
+    for name, own in (("two", cores), ("one", cores[:1])):
+        command = [sys.executable, "-m", "jaxlm.cli.cli", *argv(data, tmp_path, *more, f"--out={tmp_path / name}")]
+        pinned = ["taskset", "-c", ",".join(map(str, own)), *command]
+        done = subprocess.run(pinned, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        said.append("2 at a time, on 1 of the machine's cores each" in done.stderr)
+    assert said == [True, False]
+    for run in sweep.read(tmp_path / "two")["runs"]:
+        two, one = (
+            same_bits.arrays(tmp_path / name / "runs" / run["name"] / "checkpoints/20") for name in ("two", "one")
+        )
+        assert two == one
 
 
 def until(condition, process: subprocess.Popen, seconds: float = 500) -> None:

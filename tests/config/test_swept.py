@@ -26,6 +26,13 @@ def test_a_tuple_needs_no_quotes_and_may_have_them():
     assert [arm.tune.microbatch_sizes for arm in arms[:2]] == [(2, 4), (8,)]
 
 
+def test_a_range_is_the_tuple_of_its_ends():
+    given = ["optim.lr=1e-2..1e-4", "optim.weight_decay=0..x", "model.n_layers=2..8", "optim.schedule=a..b"]
+    plain, several = swept.split(given)
+    assert several == {"optim.lr": (1e-4, 1e-2)}
+    assert plain == given[1:]  # the config says what is wrong with them
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [

@@ -18,6 +18,7 @@ from jaxlm.data.tokenizer import coder
 from jaxlm.data.tokenizer.ids import document
 from jaxlm.eval import completions, harness, humaneval, results
 from jaxlm.eval.results import Item
+from jaxlm.models.decode import schedule
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +213,7 @@ def test_humaneval_reads_its_layout_and_names_what_is_missing(tmp_path):
     assert hub_layout.read(tmp_path / "more.jsonl") == [odd]
 
 
-def test_a_program_keeps_its_indentation(scorer, tmp_path):
+def test_a_program_keeps_its_indentation(scorer, tmp_path, monkeypatch):
     """Llama 2's tokenizer takes a space from the beginning of a text; two lines of a body then disagree."""
     tiny_hf.byte_fallback(tmp_path)
     (tmp_path / "HumanEval.jsonl").write_text(json.dumps(PROBLEM))
@@ -221,13 +222,12 @@ def test_a_program_keeps_its_indentation(scorer, tmp_path):
     written = document(tokenizer, PROBLEM["prompt"] + body)[len(given) :]
     assert tokenizer.decode(written) == body[1:]
 
-    class Writes:
-        def stream(self, prompts, settings, stop_ids, seed):
-            assert prompts == [given]
-            yield [written]
+    def writes(engine, tickets, rows):
+        assert [ticket.ask.ids for ticket in tickets] == [tuple(given)]
+        yield 0, schedule.Update(tuple(map(schedule.Token, written)), ended="stop")
 
+    monkeypatch.setattr(schedule, "answers", writes)
     writer = dataclasses.replace(scorer, tokenizer=tokenizer)
-    writer.__dict__["generator"] = Writes()  # where cached_property keeps it
     (found,) = humaneval.evaluate(writer, "", tiny_eval.settings(tmp_path, run_code=True), 0)
     assert found.items[0].detail["answer"] == body
     assert found.metrics == {"pass_at_1": 1.0}

@@ -10,8 +10,10 @@ import tiny_models as tiny
 
 from jaxlm import config, models
 from jaxlm.config import config_files
+from jaxlm.data.tokenizer.stop_strings import Text
 from jaxlm.devices import processes
 from jaxlm.eval import samples
+from jaxlm.models.decode import schedule
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +119,9 @@ def test_a_character_is_shown_when_all_its_bytes_are_there(parts):
         stream = samples.Stream(model, {"params": params}, data.tokenizer(), ["one"], c.sample, 0)
         ids = data.tokenizer().encode(f"{said}!")
         assert len(ids) >= 4
-        stream._chunks = iter([[[i]] for i in ids])
+        stream._rows[0] = samples._Row(Text(data.tokenizer()))
+        said_ids = [schedule.Update((schedule.Token(i),)) for i in ids]
+        stream._updates = iter([(0, update) for update in (*said_ids, schedule.Update((), ended="length"))])
         assert list(stream) == [(0, said), (0, "!")]
 
 

@@ -13,6 +13,7 @@ from jaxlm import models
 from jaxlm.config import ConfigError
 from jaxlm.devices import tree
 from jaxlm.models import adapters
+from jaxlm.models.layers import Cache
 from jaxlm.models.transformer import empty_cache
 from jaxlm.step.objectives import lm
 
@@ -123,17 +124,19 @@ def test_targets_choose_kernels_and_must_match_one():
         adapter(targets=("attn/w",)).init(model, jax.random.key(0))
 
 
-def test_adapters_reach_their_layers_in_the_prefill():
+def test_adapters_reach_their_layers_where_a_cache_is_read():
     model, params, batch = built(n_layers=1)
     of = adapter()
     variables = random_variables(of, model)
 
-    def prefill(model, variables):
-        cache = empty_cache(model.config, *batch["tokens"].shape)
+    def read(model, variables):
+        rows, length = batch["tokens"].shape
+        positions_BxS = jnp.broadcast_to(jnp.arange(length), (rows, length))
+        cache = Cache(empty_cache(model.config, rows, length), jnp.int32(0), positions_BxS)
         return tiny.jit(lambda v: model.apply(v, batch["tokens"], cache=cache)[0])(variables)
 
-    want = prefill(model, {"params": adapters.merge(params, variables, of)})
-    assert tiny.difference(prefill(of.attach(model), {"params": params} | variables), want) < 1e-5
+    want = read(model, {"params": adapters.merge(params, variables, of)})
+    assert tiny.difference(read(of.attach(model), {"params": params} | variables), want) < 1e-5
 
 
 def test_a_prompt_is_vectors_in_front_of_a_text():

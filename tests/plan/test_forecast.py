@@ -41,6 +41,15 @@ def test_the_end_of_a_run_is_known_at_40_percent(kind, noise, error):
     assert high - low < 0.15
 
 
+@pytest.mark.parametrize("kind", ["cosine", "linear", "wsd", "constant"])
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+def test_a_schedule_squeezed_into_fewer_steps_ends_where_such_a_run_ends(kind, share):
+    steps, losses, rate, _, end, _ = run(kind, share=1.0, noise=0.003)
+    fitted = forecast.fit(steps, losses, rate, end, end)
+    _, shorter = whole(kind, int(share * end), int(share * 400), 50)
+    assert fitted.squeezed(int(share * end)) == pytest.approx(shorter[-1], abs=0.006)
+
+
 def test_a_power_law_in_steps_misses_it():
     """What the forecast is for: who does not know that the rate will fall expects too high a loss."""
     steps, losses, _, done, end, true = run("wsd")
@@ -191,6 +200,19 @@ def curves() -> list[pathlib.Path]:
     if not paths:
         pytest.skip("no shared data")
     return paths
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("size", ["25M", "100M"])
+@pytest.mark.parametrize(("kind", "error"), [("cosine", 0.02), ("constant", 0.02)])
+def test_a_public_run_squeezed_into_a_third_ends_where_the_shorter_one_ended(size, kind, error):
+    curves()
+    long, short = (np.loadtxt(CURVES / f"{size}_{kind}_{n}.csv", delimiter=",", skiprows=1) for n in (72000, 24000))
+    steps, rates, losses = long.T
+    end = int(steps[-1])
+    rate = lambda n: np.interp(n, [0, *steps], [0, *rates])  # noqa: E731
+    fitted = forecast.fit(steps.astype(int), losses, rate, end, end)
+    assert fitted.squeezed(int(short[-1, 0])) == pytest.approx(short[-5:, 2].mean(), abs=error)
 
 
 @pytest.mark.shared

@@ -137,6 +137,8 @@ def taken(command: Command, folder: pathlib.Path, run: bool) -> list[str]:
     shrunk = SHRUNK.get(words[1], [])
     if any(word.startswith("--text") for word in words):  # which measures whole documents, and takes no limit
         shrunk = [word for word in shrunk if not word.startswith("--limit")]
+    if words[1:3] == ["sweep", "dpo"]:  # whose base may have a tokenizer of its own
+        shrunk = [word for word in shrunk if not word.startswith("--config.data.dir")]
     return [*words, *shrunk]
 
 

@@ -14,7 +14,8 @@ import tiny_models as tiny
 from jaxlm import config, models
 from jaxlm.models.decode import ring
 from jaxlm.models.decode.generate import generate
-from jaxlm.serve.batcher import Ask, Batcher, Busy, Token, Update
+from jaxlm.models.decode.schedule import Ask, Token, Update
+from jaxlm.serve.batcher import Batcher, Busy
 
 PROMPTS = [[5, 7, 11], list(range(2, 21)), [42], list(range(1, 40))]
 

@@ -1,6 +1,6 @@
 """The decode engine: requests enter and leave the rows of one batch between steps. Its compiled programs are in `ring`.
 
-Legend: B rows, P prompts read together, C tokens of a chunk, E entered rows, W words of a guide's mask.
+Legend: B rows, P prompts read together, C tokens of a chunk, W words of a guide's mask.
 """
 
 import collections
@@ -26,14 +26,6 @@ class Settings(typing.NamedTuple):
     seed: int = 0
     bias: typing.Mapping[int, float] = {}
     logprobs: int | None = None
-
-
-class Entry(typing.NamedTuple):
-    """A request that enters `row`; `prompt` is its index among the prompts that were read together."""
-
-    row: int
-    settings: Settings
-    prompt: int = 0
 
 
 def check_prompts(model: Transformer, prompts: typing.Sequence[typing.Sequence[int]]) -> None:
@@ -170,7 +162,6 @@ class Engine:
         places = self._places(prefix_bytes)
         self.prefixes = Prefixes(places, self.chunk)
         self._kept = ring.cache(model, places, self.chunk) if places else ()
-        self._open_BxW = np.full((rows, -(-model.config.vocab_size // 32)), 2**32 - 1, np.uint32)
         self.load(variables)
         self.reset()
 
@@ -180,9 +171,11 @@ class Engine:
         of_one = 2 * c.n_layers * c.n_kv_heads * c.head_dim * self.chunk * jax.numpy.dtype(c.dtype).itemsize
         return min(most_bytes // of_one, 8 * self.rows * -(-c.max_seq_len // self.chunk))
 
-    def reset(self) -> None:
-        """Restores the initial state: no row is live, and later results do not depend on earlier requests."""
+    def reset(self, rows: int = 0) -> None:
+        """Restores the initial state, with other `rows` if given: no row is live, and earlier requests change no result."""
         self.prefixes.clear()
+        self.rows = rows or self.rows
+        self._open_BxW = np.full((self.rows, -(-self.model.config.vocab_size // 32)), 2**32 - 1, np.uint32)
         self.state = ring.empty(self.model, self.rows, self.lengths[0])
 
     def load(self, variables: dict) -> None:
@@ -232,50 +225,41 @@ class Engine:
             prefill.done += self.chunk
         return prefill
 
-    def read(self, prefill: Prefill) -> jax.Array | None:
+    def read(self, prefill: Prefill) -> jax.Array:
         """Starts to read one chunk of each prompt, and does not wait for the device unless the prompt is echoed.
 
-        Returns, for a single prompt, an array that is ready once the chunk is read; None for several prompts.
+        Returns an array that is ready once the chunk is read.
         """
-        place, tokens_PxC = np.int32(prefill.done), prefill.tokens(self.chunk)
-        if len(tokens_PxC) > 1:
-            prefill.staging = ring.read_chunks(self.model, self.weights, prefill.staging, tokens_PxC, place)
-            prefill.done += self.chunk
-            return None
-        size, next_C = min(self.chunk, prefill.left), prefill.tokens(self.chunk, 1)[0]
+        place, size = np.int32(prefill.done), min(self.chunk, prefill.left)
+        tokens_PxC, next_C = prefill.tokens(self.chunk), prefill.tokens(self.chunk, 1)[0]
         prefill.staging, logprobs = ring.read_chunk(
-            self.model, self.weights, prefill.staging, tokens_PxC[0], next_C, place, prefill.wants_echo
+            self.model, self.weights, prefill.staging, tokens_PxC, next_C, place, prefill.wants_echo
         )
         prefill.done += size
         if prefill.wants_echo:
             prefill.echo.append(jax.tree.map(lambda x: x[:size], jax.device_get(logprobs)))
-        elif size == self.chunk:
+        elif size == self.chunk and len(prefill.prompts) == 1:
             kept_at = self.prefixes.place(prefill.prompts[0][: prefill.done])
             if kept_at is not None:
                 self._kept = ring.keep(self._kept, prefill.staging, np.int32(kept_at), place)
         return logprobs.chosen
 
-    def insert(self, prefill: Prefill, entries: typing.Sequence[Entry]) -> None:
-        """Gives rows prompts that are prefilled; several rows may get one prompt. Each prompt must fit into the ring."""
-        entries = [*entries, *[entries[-1]] * (power_of_two(len(entries)) - len(entries))]
-        bias_ExV = np.zeros((len(entries), self.model.config.padded_vocab_size), np.float32)
-        for bias_V, entry in zip(bias_ExV, entries, strict=True):
-            for token, value in entry.settings.bias.items():
-                bias_V[token] = value
-        every, prompts = [entry.settings for entry in entries], [prefill.prompts[entry.prompt] for entry in entries]
-        settings = Rows(
-            np.float32([one.temperature for one in every]),
-            np.int32([min(one.top_k, bias_ExV.shape[1]) for one in every]),
-            np.float32([one.top_p for one in every]),
-            np.uint32([one.seed % 2**32 for one in every]),
-            bias_ExV,
-            np.int32([-1 if one.logprobs is None else one.logprobs for one in every]),
+    def insert(self, prefill: Prefill, row: int, settings: Settings, prompt: int = 0) -> None:
+        """Gives a row the prompt of this number of a Prefill that is read. The prompt must fit into the ring."""
+        ids, s = prefill.prompts[prompt], settings
+        bias_V = np.zeros(self.model.config.padded_vocab_size, np.float32)
+        for token, value in s.bias.items():
+            bias_V[token] = value
+        rows = Rows(
+            np.float32(s.temperature),
+            np.int32(min(s.top_k, len(bias_V))),
+            np.float32(s.top_p),
+            np.uint32(s.seed % 2**32),
+            bias_V,
+            np.int32(-1 if s.logprobs is None else s.logprobs),
         )
-        rows_E, prompts_E = np.int32([(entry.row, entry.prompt) for entry in entries]).T
-        last_E, position_E = np.int32([(ids[-1], len(ids) - 1) for ids in prompts]).T
-        self.state = ring.insert(
-            self.state, prefill.staging, ring.Entries(rows_E, prompts_E, last_E, position_E, settings)
-        )
+        entry = ring.Entry(np.int32(row), np.int32(prompt), ids[-1], np.int32(len(ids) - 1), rows)
+        self.state = ring.insert(self.state, prefill.staging, entry)
 
     def start(self, live_B: np.ndarray, mask_BxW: np.ndarray | None = None, steps: int = 1) -> Drawn:
         """Starts `steps` steps of all rows (`ring.step`); returns the tokens, still on the device. No mask allows all ids."""
@@ -295,7 +279,7 @@ class Engine:
             tell(f"for {length:,} slots")
             self.resize(length)
             for shorter in self.lengths[: self.lengths.index(length) + 1]:
-                self.insert(Prefill([[0]], ring.cache(self.model, 1, shorter)), [Entry(0, Settings())])
+                self.insert(Prefill([[0]], ring.cache(self.model, 1, shorter)), 0, Settings())
             prefill = Prefill([[0, 0]], ring.cache(self.model, 1, length))
             self.read(prefill)
             if self._kept:

@@ -5,7 +5,7 @@ with its prompt in the slots before the clock. Keys are rotated by their positio
 position is the row's newest position minus the slot's age (as in MaxText, inference/kvcache.py). Prompts are read in chunks
 into a separate staging cache. A prompt's last token is left for `step`, so that `step` draws every token of a request.
 
-Legend: B rows, P prompts read together, C tokens of a chunk, E entered rows, S cache slots, V padded vocabulary, W words of a
+Legend: B rows, P prompts read together, C tokens of a chunk, S cache slots, V padded vocabulary, W words of a
 guide's mask, N steps, K key-value heads, H head dim, D model.
 """
 
@@ -181,7 +181,7 @@ def empty(model: Transformer, rows: int, slots: int) -> State:
     zeros_B, zeros = jnp.zeros(rows, jnp.int32), jnp.zeros(rows)
     bias_BxV = jnp.zeros((rows, model.config.padded_vocab_size))
     settings = Rows(zeros, zeros_B, zeros + 1, zeros_B.astype(jnp.uint32), bias_BxV, zeros_B - 1)
-    ring = empty_cache(model.config, rows, slots).layers
+    ring = empty_cache(model.config, rows, slots)
     return _settled(State(ring, jnp.int32(0), zeros_B, zeros_B, zeros_B, settings))
 
 
@@ -226,42 +226,26 @@ def read_chunk(
     model: Transformer,
     weights: Weights,
     staging: Layers,
-    tokens_C: jax.Array,
+    tokens_PxC: jax.Array,
     next_C: jax.Array,
     begin: jax.Array,
     echo: jax.Array,
 ) -> tuple[Layers, LogProbs]:
-    """Returns the staging cache with one more chunk of a prompt in the slots from `begin` on, and log-probabilities.
+    """Returns the staging cache with one more chunk of each prompt in the slots from `begin` on, and log-probabilities.
 
-    The log-probabilities are those of `next_C` if `echo`, else zeros. The last chunk may be padded with any tokens, since no
-    query of the prompt attends to them.
+    The log-probabilities are those of `next_C` after the first prompt's tokens if `echo`, else zeros. A chunk may be padded
+    with any tokens, since no query of its prompt attends to them.
     """
-    staging, hidden_1xCxD = _read(model, weights, staging, tokens_C[None], begin)
-    logprobs = _if(echo, lambda: _log_probs(logits_of(model, weights, hidden_1xCxD[0]), next_C, jnp.int32(LIKELIEST)))
-    return staging, logprobs
-
-
-@functools.partial(jax.jit, static_argnames=("model",), donate_argnames="staging")
-def read_chunks(
-    model: Transformer, weights: Weights, staging: Layers, tokens_PxC: jax.Array, begin: jax.Array
-) -> Layers:
-    """Returns the staging cache with one more chunk of each of several prompts; shorter prompts are padded."""
-    return _read(model, weights, staging, tokens_PxC, begin)[0]
-
-
-def _read(
-    model: Transformer, weights: Weights, staging: Layers, tokens_PxC: jax.Array, begin: jax.Array
-) -> tuple[Layers, jax.Array]:
-    """Returns the staging cache with these tokens from slot `begin` on, and the tokens' hidden states, (P, C, D)."""
-    prompts, size = tokens_PxC.shape
+    (prompts, size), slots = tokens_PxC.shape, staging[0].slots
     position_C = jnp.minimum(begin + jnp.arange(size), model.config.max_seq_len - 1)
     hidden_PxCxD, cache = model.apply(
         weights.variables | {"packed": weights.packed},
         tokens_PxC,
         jnp.broadcast_to(position_C, (prompts, size)),
-        cache=layers.Cache(staging, begin, jnp.broadcast_to(jnp.arange(staging[0].slots), (prompts, staging[0].slots))),
+        cache=layers.Cache(staging, begin, jnp.broadcast_to(jnp.arange(slots), (prompts, slots))),
     )
-    return _placed(cache.layers), hidden_PxCxD
+    logprobs = _if(echo, lambda: _log_probs(logits_of(model, weights, hidden_PxCxD[0]), next_C, jnp.int32(LIKELIEST)))
+    return _placed(cache.layers), logprobs
 
 
 @functools.partial(jax.jit, donate_argnames="kept")
@@ -288,50 +272,48 @@ def paste(staging: Layers, kept: Layers, place: jax.Array, begin: jax.Array) -> 
 _put, _cut = jax.lax.dynamic_update_slice_in_dim, jax.lax.dynamic_slice_in_dim
 
 
-class Entries(typing.NamedTuple):
-    """Requests that enter rows.
+class Entry(typing.NamedTuple):
+    """A request that enters a row.
 
     Attributes:
-      row_E: the row; a row may be there twice, with the same content.
-      prompt_E: the index of the prompt among those read together.
-      last_E, position_E: the prompt's last token, and its position.
+      prompt: the index of its prompt among those read together.
+      last, position: the prompt's last token, and its position.
+      settings: of this row alone: scalars, and the bias (V,).
     """
 
-    row_E: jax.Array
-    prompt_E: jax.Array
-    last_E: jax.Array
-    position_E: jax.Array
+    row: jax.typing.ArrayLike
+    prompt: jax.typing.ArrayLike
+    last: jax.typing.ArrayLike
+    position: jax.typing.ArrayLike
     settings: Rows
 
 
 @functools.partial(jax.jit, donate_argnames="state")
-def insert(state: State, staging: Layers, entries: Entries) -> State:
-    """Returns the state with prompts in some rows, which lose their earlier content.
+def insert(state: State, staging: Layers, entry: Entry) -> State:
+    """Returns the state with a prompt in a row, which loses its earlier content.
 
     `staging` holds each prompt's keys and values from slot 0 on, except those of the last token.
     """
     slots = state.layers[0].slots
+
+    def turned(to: jax.Array, new: jax.Array, axis: int) -> jax.Array:
+        # Shift the prompt so that its last token, which the next step reads, will be at the clock.
+        shifted = jnp.roll(_cut(new, entry.prompt, 1), state.clock - entry.position, axis)
+        return _put(to, shifted, entry.row, 0)
+
+    def put(all_B: jax.Array, value: jax.typing.ArrayLike) -> jax.Array:
+        return all_B.at[entry.row].set(value)
+
     # The staging cache may be longer than the ring, if a longer prompt was read with this one.
     grown = [layers.LayerCache(k[..., :slots], v[:, :, :slots]).grown(slots) for k, v in staging]
-    # Shift the prompt so that its last token, which the next step reads, will be at the clock.
-    shift_E = state.clock - entries.position_E
-
-    def put(number: jax.Array, ring: Layers) -> Layers:
-        row, prompt, shift = entries.row_E[number], entries.prompt_E[number], shift_E[number]
-
-        def turned(to: jax.Array, new: jax.Array, axis: int) -> jax.Array:
-            return _put(to, jnp.roll(_cut(new, prompt, 1), shift, axis), row, 0)
-
-        return tuple(_of_both(turned, *pair) for pair in zip(ring, grown, strict=True))
-
     return _settled(
         State(
-            jax.lax.fori_loop(0, len(entries.row_E), put, state.layers),
+            tuple(_of_both(turned, *pair) for pair in zip(state.layers, grown, strict=True)),
             state.clock,
-            state.last_B.at[entries.row_E].set(entries.last_E),
-            state.position_B.at[entries.row_E].set(entries.position_E),
-            state.drawn_B.at[entries.row_E].set(0),
-            jax.tree.map(lambda all_B, one_E: all_B.at[entries.row_E].set(one_E), state.rows, entries.settings),
+            put(state.last_B, entry.last),
+            put(state.position_B, entry.position),
+            put(state.drawn_B, 0),
+            jax.tree.map(put, state.rows, entry.settings),
         )
     )
 
@@ -352,4 +334,4 @@ def resized(state: State, slots: int) -> State:
 @functools.partial(jax.jit, static_argnames=("model", "rows", "slots"))
 def cache(model: Transformer, rows: int, slots: int) -> Layers:
     """Returns an empty cache for staged prompts or for kept chunks, one in each row."""
-    return _placed(empty_cache(model.config, rows, slots).layers)
+    return _placed(empty_cache(model.config, rows, slots))

@@ -8,34 +8,6 @@ import jax.numpy as jnp
 from jaxlm.ops.decode import first_argmax
 
 
-class Sampler(typing.NamedTuple):
-    """Settings of `sample` that are scalar arguments of the compiled program, so that a new value needs no compilation."""
-
-    temperature: jax.typing.ArrayLike
-    top_p: jax.typing.ArrayLike
-
-
-def sample(logits_BxV: jax.Array, keys_B: jax.Array, sampler: Sampler, *, top_k: int, nucleus: bool) -> jax.Array:
-    """Returns one token id for each row, drawn with the row's own key, int32 (B,). Logits of -inf are never drawn.
-
-    As in Hugging Face, temperature (above 0) is applied first, then top-k (0 for all), then top-p to the remaining tokens.
-    `nucleus` False leaves top-p out of the program.
-    """
-    scores_BxV = logits_BxV.astype(jnp.float32) / sampler.temperature
-    if top_k:
-        scores_BxC, ids_BxC = jax.lax.top_k(scores_BxV, top_k)
-        if nucleus:
-            probs_BxC = jax.nn.softmax(scores_BxC)
-            before_BxC = jnp.cumsum(probs_BxC, axis=-1) - probs_BxC
-            scores_BxC = jnp.where(before_BxC < sampler.top_p, scores_BxC, -jnp.inf)
-        choice_B = jax.vmap(jax.random.categorical)(keys_B, scores_BxC)
-        return jnp.take_along_axis(ids_BxC, choice_B[:, None], axis=1)[:, 0].astype(jnp.int32)
-    if nucleus:
-        probs_BxV = jax.nn.softmax(scores_BxV)
-        scores_BxV = jnp.where(probs_BxV >= nucleus_threshold(probs_BxV, sampler.top_p), scores_BxV, -jnp.inf)
-    return jax.vmap(jax.random.categorical)(keys_B, scores_BxV).astype(jnp.int32)
-
-
 class Rows(typing.NamedTuple):
     """Each row's settings as arrays of the compiled program, so that one program serves any mix of requests.
 

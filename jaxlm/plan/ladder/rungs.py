@@ -31,6 +31,7 @@ START_S = 30.0  # of a run before its first step and after its last: a guess
 EVAL_SPEED = 3  # held-out tokens are this much faster than trained ones: a forward pass alone
 ASKED_STEPS = 5  # at least, of a run whose tokens are given
 STEPS = 50  # at least, of the smallest run if the hours decide
+LOGGED = 50  # lines of metrics.jsonl at least, if a run has as many steps: for the forecast's law
 _MULTIPLE = 8  # widths and heads are multiples of this
 _FREE = ("attention", "remat", "scan_layers", "fuse_projections", "offload")  # of the model: they change no loss
 
@@ -149,6 +150,7 @@ def batch_size(config: Config, budget: float) -> int:
 
 def alone(c: Config) -> Config:
     """Returns the config without phases, mirror, messages, samples, benchmarks and traces: one of many runs needs none."""
+    often = max(c.train.steps // LOGGED, 1)
     seldom = {"every_steps": 0, "every_minutes": pace.AUTO, "keep_last": 1, "keep_every": 0, "keep_best": 0}
     by_loss = {"best_metric": "val/loss", "best_is": "lowest", "mirror": "", "max_unprotected_usd": 0.0}
     return with_keys(
@@ -160,7 +162,7 @@ def alone(c: Config) -> Config:
         stop={"usd": 0.0, "hours": 0.0, "usd_per_centinat": 0.0},
         runs={"on_exit": dataclasses.replace(c.runs.on_exit, done="", gate="", failed="", stopped=""), "notices": ()},
         notify={"urls": (), "heartbeat_url": ""},
-        log={"tensorboard": False, "wandb": "", "parameters": False},
+        log={"tensorboard": False, "wandb": "", "parameters": False, "every_steps": min(c.log.every_steps, often)},
         profile={"steps": ""},
         stability={"skip": ()},
     )

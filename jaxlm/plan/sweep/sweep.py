@@ -2,10 +2,11 @@
 
 version   1
 same      what must not change in a sweep's folder: keys, metric (the name in metrics.jsonl that is compared at each run's last
-          step), highest (true if more is better), data (its hash or path)
+          step), highest (true if more is better), data (its hash or path), search (its values and ranges, or "")
 shape     sweeps of the same shape have the same noise: `same`, program, parameters, steps, batch_size, seq_len
 base      key -> the value that the others are compared with, in the words of the arms
-arms      key -> value of each
+arms      key -> value of each; of a search in the order of its runs, {} of those that are not begun
+threads   the cores of each run on a CPU: they decide the bits, so they stay, however many runs train at a time
 runs      name, arm (its place in `arms`), seed, planned_hours (by the plan, then by finished runs of the arm;
           null: unknown), hours, and the metric as `loss`:
           null until the run is done, and for good if it diverged; then `why` says why
@@ -15,14 +16,18 @@ smallest  the smallest difference that the whole sweep can tell apart, in `scatt
           takes; null: the noise can't be known
 result    null until every arm is done on one seed. seeds: how many all arms have done; arms: those without a diverged run,
           with their means and scatters over seeds; differences: key, value, difference from the base's value, half of its
-          interval (null: unknown); a difference beyond its half is more than noise
+          interval (null: unknown); a difference beyond its half is more than noise, and `saves` is what it is worth: the
+          share of a run's tokens that the better value can leave out to reach the other's metric, these tokens and their
+          dollars; or null
 """
 
+import bisect
 import contextlib
 import dataclasses
 import itertools
 import json
 import math
+import os
 import pathlib
 import re
 import typing
@@ -33,49 +38,56 @@ import numpy as np
 
 from jaxlm.config import Config, ConfigError, with_keys
 from jaxlm.host import files
-from jaxlm.plan import settle
+from jaxlm.plan import forecast, lower, memory, settle
 from jaxlm.plan.flops import count_params
 from jaxlm.plan.ladder import rungs
 from jaxlm.plan.ladder.ladder import DONE
 from jaxlm.plan.sweep.noise import UNKNOWN, Family, Noise, left_over
 from jaxlm.plan.tune import machines
+from jaxlm.run import ledger, metrics
 
 FOLDER, FILE, VERSION = "sweeps", "sweep.json", 1  # WORKDIR/sweeps/KEYS/sweep.json, if --out names no other folder
 _LONGEST = 80  # characters of an arm's name
+PROCESS = 1e9  # bytes of a run beside its step: Python, JAX, its compiler (.65e9 of a quickstart in all), a save
 Sweep = dict[str, typing.Any]
-Arm = tuple[dict[str, str], Config]  # key -> value, and what follows from it
+Arm = dict[str, str]  # key -> value
 
 
-def begin(
-    config: Config, folder: pathlib.Path, own: Mapping[str, str], arms: Sequence[Arm], seeds: int, same: Sweep
-) -> tuple[Sweep, list[Config]]:
-    """Returns the sweep and the configs of its runs, seed by seed; what a run in the folder has done is in it. Writes nothing.
+def begin(config: Config, folder: pathlib.Path, own: Arm, arms: Sequence[Arm], seeds: int, same: Sweep) -> Sweep:
+    """Returns the sweep with its runs, seed by seed; what a run in the folder has done is in it. Writes nothing.
 
     Args:
-      own: the swept keys with the config's own values.
-      same: what must not change in a folder: metric, highest, data.
+      own: the config's own values of the swept keys.
+      arms: {} for each run of a search.
+      same: what must not change in a folder: metric, highest, data, search.
 
-    Raises ConfigError if the folder holds another sweep, or one of its runs is of another config.
+    Raises ConfigError if the folder holds another sweep.
     """
-    saved, t = read(folder), config.train
+    t, search = config.train, "search" in same
     shape = {"program": config.program, "parameters": count_params(config.model), **same}
     shape |= {"steps": t.steps, "batch_size": t.batch_size, "seq_len": t.seq_len}
     same = {"keys": ", ".join(own), **same}
-    for key in (key for key in same if saved and saved["same"].get(key) != same[key]):
-        was = f"a sweep with {key} = {saved['same'].get(key)}, now it is {same[key]}"
+    saved = read(folder) or {"same": same, "arms": [], "runs": []}
+    for key in [key for key in saved["same"] | same if saved["same"].get(key) != same.get(key)]:
+        was = f"a sweep with {key} = {saved['same'].get(key)}, now it is {same.get(key)}"
         raise ConfigError(f"{folder} holds {was}: set it back, or give another --out")
-    values = [values for values, _ in arms]
-    base = {key: value if value in (arm[key] for arm in values) else values[0][key] for key, value in own.items()}
-    before, runs, configs = {run["name"]: run for run in saved["runs"]} if saved else {}, [], []
-    for seed in range(config.seed, config.seed + seeds):
-        for place, (arm, of_arm) in enumerate(arms):
-            name = f"{_name(arm)}-seed_{seed}"
-            entry = {"planned_hours": None, "hours": 0.0, "loss": None, "why": ""} | before.get(name, {})
-            runs.append(entry | {"name": name, "arm": place, "seed": seed})
-            alone = with_keys(rungs.alone(of_arm), eval={"tasks": config.eval.tasks})
-            configs.append(dataclasses.replace(alone, seed=seed, workdir=str(folder / "runs" / name)))
-    sweep = {"version": VERSION, "same": same, "shape": shape, "base": base, "arms": values, "runs": runs}
-    return sweep, configs
+    if search:
+        arms, own = [*saved["arms"], *arms[len(saved["arms"]) :]], {}
+    base = {key: value if value in (arm[key] for arm in arms) else arms[0][key] for key, value in own.items()}
+    before, runs = {run["name"]: run for run in saved["runs"]}, []
+    for seed, (place, arm) in itertools.product(range(config.seed, config.seed + seeds), enumerate(arms)):
+        name = f"trial_{place + 1}" if search else f"{_name(arm)}-seed_{seed}"
+        entry = {"planned_hours": None, "hours": 0.0, "loss": None, "why": ""} | before.get(name, {})
+        runs.append(entry | {"name": name, "arm": place, "seed": seed})
+    head = {"version": VERSION, "same": same, "shape": shape, "base": base, "arms": arms}
+    return head | {"threads": saved.get("threads", 0), "runs": runs}
+
+
+def of_run(run: Sweep, folder: pathlib.Path, of_arm: Config, at_once: int) -> Config:
+    """Returns the config of a run in the sweep's folder. Of several at a time each pays its part of the machine."""
+    part = {"usd_per_hour": of_arm.hardware.usd_per_hour / at_once}
+    alone = with_keys(rungs.alone(of_arm), eval={"tasks": of_arm.eval.tasks}, hardware=part)
+    return dataclasses.replace(alone, seed=run["seed"], workdir=str(folder / "runs" / run["name"]))
 
 
 def _name(values: Mapping[str, str]) -> str:
@@ -84,11 +96,29 @@ def _name(values: Mapping[str, str]) -> str:
     return plain if plain == text else f"{plain}-{zlib.crc32(text.encode()):08x}"
 
 
-def planned_hours(config: Config) -> float | None:
-    """Returns the hours of a run by the measured speed of this machine; None if that is unknown."""
+def row(config: Config) -> dict[str, typing.Any]:
+    """Returns this machine's measured `kind`, bytes `needed` by a step, and `hours` of a run; None or absent: unknown."""
     c = settle.assuming(config, remat="none", rows=config.train.batch_size)
-    training = machines.row(with_keys(c, plan={"accelerator": ""})).get("hours")
-    return training and training + rungs.START_S / 3600
+    measured = machines.row(with_keys(c, plan={"accelerator": ""}))
+    if measured.get("kind") == "cpu" and not measured["needed"]:  # trained before, and so not measured
+        c = settle.on_platform(c, "cpu").runs
+        measured["needed"] = memory.estimate(c, memory.abstract_mesh(c.mesh, measured["count"])).total
+    training = measured.get("hours")
+    return measured | {"hours": training and training + rungs.START_S / 3600}
+
+
+def cores(sweep: Sweep, rows: Sequence[Mapping[str, typing.Any]]) -> list[list[int]]:
+    """Returns the cores of each of the runs that train at a time: several on a CPU with memory for them, else one on all.
+
+    `rows`: each arm's `row`. A sweep that begins gets its `threads`.
+    """
+    here = sorted(os.sched_getaffinity(0))[: files.cores()]
+    fit = sum(run["loss"] is None and not run["why"] for run in sweep["runs"]) or 1
+    for row in rows:
+        several = int(lower.available_bytes() / (row["needed"] + PROCESS)) if row.get("kind") == "cpu" else 1
+        fit = max(1, min(fit, several))
+    each = sweep["threads"] = min(sweep["threads"] or max(len(here) // fit, 1), len(here))
+    return [here[i * each :][:each] for i in range(min(fit, len(here) // each))]
 
 
 def contrasts(sweep: Sweep, kept: Sequence[int]) -> list[tuple[str, str, np.ndarray]]:
@@ -117,19 +147,57 @@ def conclude(sweep: Sweep, folder: pathlib.Path) -> None:
     losses_SxA = np.array([row for seed in seeds if None not in (row := [by[seed, arm] for arm in arms])], float)
     own = left_over(losses_SxA) if losses_SxA.size else UNKNOWN
     sweep |= {"noise": own._asdict(), "borrowed": borrowed._asdict() | {"of": of}, "smallest": None, "result": None}
+    if sweep["same"].get("search") and (done := [run for run in sweep["runs"] if run["loss"] is not None]):
+        done.sort(key=lambda run: run["loss"], reverse=sweep["same"]["highest"])
+        found = {"arms": [run["arm"] for run in done], "means": [run["loss"] for run in done]}
+        sweep["result"] = {"seeds": 1, "differences": [], "scatters": [0.0] * len(done)} | found
     if not (rows := contrasts(sweep, arms)):
         return
     family = Family(tuple(tuple(weights) for *_, weights in rows))
     if math.isfinite(smallest := family.smallest(len(seeds), borrowed.df)):
         sweep["smallest"] = {"scatters": smallest, "seeds_for_half": family.seeds_for_half(len(seeds), borrowed.df)}
     if losses_SxA.size:
-        judged_2xC = [part.tolist() for part in family.judge(losses_SxA, borrowed)]
-        changes = [[key, value, *both] for (key, value, _), *both in zip(rows, *judged_2xC, strict=True)]
-        names, known = ("key", "value", "difference", "half"), own.df + borrowed.df
-        differences = [dict(zip(names, change if known else [*change[:3], None], strict=True)) for change in changes]
+        judged_2xC, differences = family.judge(losses_SxA, borrowed), []
+        for (key, value, _), change, half in zip(rows, *(part.tolist() for part in judged_2xC), strict=True):
+            saves = _saves(sweep, folder, key, value, change) if abs(change) > half else None
+            known = {"difference": change, "half": half if math.isfinite(half) else None, "saves": saves}
+            differences.append({"key": key, "value": value, **known})
         seeds_done, scatter = len(losses_SxA), losses_SxA.std(0, ddof=min(1, len(losses_SxA) - 1)).tolist()
         means = {"arms": arms, "means": losses_SxA.mean(0).tolist(), "scatters": scatter}
         sweep["result"] = {"seeds": seeds_done, "differences": differences} | means
+
+
+def _saves(sweep: Sweep, folder: pathlib.Path, key: str, value: str, change: float) -> list[float] | None:
+    """Returns what the better of a key's value and the base's saves, the median of its runs: `_saved`."""
+    better = value if (change > 0) == sweep["same"]["highest"] else sweep["base"][key]
+    done = [run for run in sweep["runs"] if run["loss"] is not None and sweep["arms"][run["arm"]][key] == better]
+    saved = [_saved(sweep, folder / "runs" / run["name"], abs(change)) for run in done]
+    return np.median(known, axis=0).tolist() if (known := [each for each in saved if each]) else None
+
+
+def _saved(sweep: Sweep, folder: pathlib.Path, change: float) -> list[float] | None:
+    """Returns the share of a run's tokens, tokens and dollars without which it is worse by `change`; None: unknown.
+
+    Of pretraining by the forecast's law, for a schedule that is squeezed into fewer steps. Else by the run's own curve, whose
+    rate has not fallen yet where it is cut off: that saves less.
+    """
+    records = metrics.read(folder / "metrics.jsonl", ledger.read(folder)["rollbacks"])
+    steps, metric, sign = max(records, default=0), sweep["same"]["metric"], -1 if sweep["same"]["highest"] else 1
+    curve = [(n, sign * r[metric]) for n, r in sorted(records.items()) if files.is_number(r.get(metric))]
+    logged = [(n, r.get("train/loss"), r.get("train/lr")) for n, r in sorted(records.items())]
+    logged = [row for row in logged if None not in row]
+    if not curve:
+        return None
+    at, values = np.array(curve).T
+    needed = np.interp(values[-1] + change, np.minimum.accumulate(values)[::-1], at[::-1])
+    if logged and sweep["shape"]["program"] == "pretrain" and metric == metrics.HELD_OUT:
+        x, losses, rates = np.array(logged).T
+        law = forecast.fit(x.astype(int), losses, lambda n: np.interp(n, [0, *x], [0, *rates]), steps, steps)
+        if isinstance(law, forecast.Forecast):
+            goal, shorter = law.squeezed(steps) + change, range(max(steps // 20, 1), steps)
+            needed = shorter[0] + bisect.bisect_left(shorter, True, key=lambda n: law.squeezed(n) <= goal)
+    spent = (max(r.get(name) or 0.0 for r in records.values()) for name in ("tokens", "cost_usd"))
+    return [(1 - needed / steps) * each for each in (1.0, *spent)] if needed < steps else None
 
 
 def _beside(sweep: Sweep, folder: pathlib.Path) -> tuple[Noise, list[str]]:
@@ -146,7 +214,8 @@ def _beside(sweep: Sweep, folder: pathlib.Path) -> tuple[Noise, list[str]]:
 
 _RUN = dict.fromkeys(("name", "why"), files.TEXT) | dict.fromkeys(("arm", "seed"), files.whole(0))
 _RUN |= {"hours": files.NUMBER} | dict.fromkeys(("planned_hours", "loss"), files.NUMBER_OR_NONE)
-_SHAPE = {"same": {}, "shape": {}, "runs": [_RUN], "noise": {"squares": files.NUMBER, "df": files.whole(0)}}
+_SHAPE = {"same": {}, "shape": {}, "arms": [{}], "runs": [_RUN]}
+_SHAPE |= {"noise": {"squares": files.NUMBER, "df": files.whole(0)}}
 
 
 def read(folder: pathlib.Path) -> Sweep | None:

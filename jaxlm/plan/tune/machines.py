@@ -1,7 +1,8 @@
 """Finds how fast a machine trains a config: from earlier measurements, else by a short measurement of this machine.
 
-~/.cache/jaxlm/machines.json keeps them: {"NVIDIA H200 x 1": {KEY: [{"tokens_per_second", "by", "time", "host"}, ...]}}, and
-for `jaxlm plan` {"plans": {HOST: {KEY: {...}}}}. It is a cache: a file that can't be read or written is never an error.
+~/.cache/jaxlm/machines.json keeps them: {"NVIDIA H200 x 1": {KEY: [{"tokens_per_second", "by", "time", "host"}, ...]}}
+("cpu x 1, 2 cores" of a CPU), and for `jaxlm plan` {"plans": {HOST: {KEY: {...}}}}. It is a cache: a file that can't be read
+or written is never an error.
 """
 
 import contextlib
@@ -133,7 +134,7 @@ def _part(content: dict, name: str) -> dict:
 
 
 def _machine(kind: str, count: int) -> str:
-    return f"{kind} x {count}"
+    return f"{kind} x {count}" + (f", {files.cores()} cores" if kind == "cpu" else "")
 
 
 def _rows(content: dict, kind: str, count: int, setting: str) -> list[dict]:

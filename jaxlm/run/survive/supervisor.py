@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from jaxlm.config import Config, ConfigError
 from jaxlm.host import console, files, interrupts, screen
@@ -45,7 +45,7 @@ def run(config: Config, program: Callable[[], int]) -> int:
     if again and wanted(config.runs.supervise):
         tell = functools.partial(notify.tell, config.notify, workdir=config.workdir)
         supervisor = Supervisor(again, config, tell)
-        with supervisor.signals():  # further signals of the request that ended the run must not stop the farewell
+        with signals([supervisor]):  # further signals of the request that ended the run must not stop the farewell
             return _farewell(config, supervisor.run(), supervisor.start, supervisor.requests.first)
     _ask_for_notices(config.runs.notices)
     start, code = farewell.Start(None if _several(config) else os.getpid(), time.time()), 1
@@ -133,13 +133,16 @@ class Times:
 
 @dataclasses.dataclass(eq=False)
 class Supervisor:
-    """One run of `jaxlm train`, with all its starts. `tell` gets "crash" or "stall" and a line; children print to `output`."""
+    """One run of `jaxlm train`, with all its starts. `tell` gets "crash" or "stall" and a line.
+
+    `output`: a file to which the children print, if this process has more runs than this one.
+    """
 
     command: Sequence[str]
     config: Config
     tell: Callable[[str, str], None] = lambda event, text: None
     times: Times = Times()
-    output: typing.IO[bytes] | None = None
+    output: pathlib.Path | None = None
 
     def __post_init__(self):
         c, self._folder, self._several = self.config, pathlib.Path(self.config.workdir), _several(self.config)
@@ -149,7 +152,7 @@ class Supervisor:
         self._child: children.Child | None = None
         self.requests = supervised.Requests()
         self._at_once: float | None = None  # when the user asked to stop at once
-        self._over = False
+        self.over = False
         self._woken = threading.Event()
         self._since = time.monotonic()  # from here the time of the next start counts
         self._hung = 0.0  # for how long the last child hung
@@ -160,14 +163,16 @@ class Supervisor:
         progress, failures = children.Progress(self._folder / "checkpoints", self.times.patience), 0
         screen.share()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self.signals())
+            if threading.current_thread() is threading.main_thread():  # else that thread passes them on
+                stack.enter_context(signals([self]))
             # The lock is held between the starts too: another command must not train there meanwhile.
             if lock := _lock(self.config):
                 stack.callback(lock.close)
-                console.keep(self._folder / console.LOG)
+                if not self.output:  # else this process has other runs
+                    console.keep(self._folder / console.LOG)
             stack.callback(_ask_for_notices(self.config.runs.notices))
             place = children.within(_READ_S, lambda: os.stat(self._folder))
-            stack.callback(setattr, self, "_over", True)
+            stack.callback(setattr, self, "over", True)
             while True:
                 death = self._one_start(lock)
                 if death.code in _FINAL and not death.hung:
@@ -178,7 +183,7 @@ class Supervisor:
                     return self._stopped(death)
                 if place and children.within(_READ_S, lambda: files.moved(self._folder, place)):
                     if death.code != 1:  # else the child said so itself
-                        _say(f"{death.words()}; {self._folder} was moved or deleted: not started again")
+                        self._say(f"{death.words()}; {self._folder} was moved or deleted: not started again")
                     return 1
                 progress.note(death)
                 failures = 1 if progress.newer else failures + 1
@@ -196,7 +201,8 @@ class Supervisor:
         if lock:
             passed[files.HANDED_DOWN] = os.dup(lock.fileno())
         environment = {supervised.SINCE: repr(self._since), supervised.LOST: f"{self._hung:.3f}"}
-        child = children.Child(self.command, environment, passed, self.output)
+        with open(self.output, "ab") if self.output else contextlib.nullcontext() as output:
+            child = children.Child(self.command, environment, passed, output)
         self._hangs.begin(time.monotonic())
         self._child, self.start = child, farewell.Start(None if self._several else child.pid, began)
         if self.requests.came:  # a signal that came just now
@@ -204,7 +210,7 @@ class Supervisor:
         self._hung = self._watch(child)
         sign, self._child = child.sign(), None  # before `reap`: no signal may reach another process of its number
         if not child.ended():
-            _say(
+            self._say(
                 f"process {child.pid} of the run can't be ended: it waits inside the kernel, for a disk or a device. "
                 "End it, or start this machine again, then give the same command"
             )
@@ -234,13 +240,13 @@ class Supervisor:
             # that would make the others start again.
             if _nothing_to_save(sign) and not (compiles and self._several):
                 if compiles and not told_so:
-                    _say("stopping: no step is done yet, so nothing is to be saved")
+                    self._say("stopping: no step is done yet, so nothing is to be saved")
                     told_so = True
                 if waited > (times.at_once if compiles else times.still):
                     child.kill(times.kill)
                     return 0.0
             elif waited > times.still and not told_so:
-                _say(f"still stopping: it waits for {sign.waits_for()}; again to stop at once")
+                self._say(f"still stopping: it waits for {sign.waits_for()}; again to stop at once")
                 told_so = True
         return 0.0
 
@@ -248,12 +254,12 @@ class Supervisor:
         """Says what a hanging child waits for, shows its threads' stacks, ends it; returns the seconds that it hung."""
         since = max(sign.when, child.started)
         words = f"no sign of life for {_duration(now - since)}: it waits for {sign.waits_for()}"
-        _say(words)
+        self._say(words)
         stacks = child.stacks(self.times.stacks)
-        _say("\n".join(["where its main thread stands:", *children.main_thread(stacks)]))
+        self._say("\n".join(["where its main thread stands:", *children.main_thread(stacks)]))
         # In case the disk hangs: with a time-out.
         if path := children.within(_READ_S, lambda: _keep_stacks(self._folder, words, stacks)):
-            _say(f"the stacks of all its threads are in {path}")
+            self._say(f"the stacks of all its threads are in {path}")
         self.tell("stall", words)
         # JAX passes SIGTERM on to the other processes, which would end for good.
         if not self._several:
@@ -267,17 +273,17 @@ class Supervisor:
         if self._several and death.activity == clock.START and not death.fault:
             if progress.met is not None and time.monotonic() < progress.met + _MEETING_S:
                 return True  # the other processes come back when their own supervisors notice
-            _say(f"{death.words()}, before all processes of the run had met; not started again")
+            self._say(f"{death.words()}, before all processes of the run had met; not started again")
             return False
         # A finished run that could not be saved would repeat its last steps for nothing.
         checkpoints, finished = self._folder / "checkpoints", death.code == 1 and death.step >= self.config.train.steps
         if finished and children.within(2 * _ROOM_S, lambda: keep.is_full(checkpoints, _ROOM_S)):
-            _say(f"{death.words()}, and another checkpoint does not fit in {self._folder}: free some room{_AGAIN}")
+            self._say(f"{death.words()}, and another checkpoint does not fit in {self._folder}: free some room{_AGAIN}")
             return False
         if progress.again:
             why = "storage or network failed for too long" if death.fault else "no checkpoint was saved in between"
             words = f"{death.words()}, as before, and {why}: not started again"
-            _say(words)
+            self._say(words)
             self.tell("crash", words)
         return not progress.again
 
@@ -287,43 +293,26 @@ class Supervisor:
         peers = self.config.distributed.num_processes > 1 and death.code == -signal.SIGABRT
         why = " (another process of the run died or froze)" if peers else ""
         words = f"{death.words()}{why}; starting again from the last checkpoint in {_duration(delay)}"
-        _say(words)
+        self._say(words)
         if not death.hung:  # `_end_hung` told of a hang
             self.tell("crash", words)
         self._woken.wait(delay)
         if self.requests.came:
-            _say(f"stopped between two starts{_AGAIN}")
+            self._say(f"stopped between two starts{_AGAIN}")
         self._since = time.monotonic()
         return not self.requests.came
 
     def _stopped(self, death: children.Death) -> int:
         """Returns the exit code of a run that was asked to stop, and did not end with its state saved."""
         if death.code < 0 and _nothing_to_save(death) and not death.hung:
-            _say(f"stopped before training began{_AGAIN}")
+            self._say(f"stopped before training began{_AGAIN}")
             return 4
         if death.code < 0 or death.hung:
-            _say(f"stopped at once; what came after the last checkpoint is not saved{_AGAIN}")
+            self._say(f"stopped at once; what came after the last checkpoint is not saved{_AGAIN}")
         return death.code if death.code > 0 and not death.hung else 1
 
-    @contextlib.contextmanager
-    def signals(self) -> Iterator[None]:
-        """Passes signals on to the child, which is in a process group of its own: the terminal reaches only this process.
-
-        After the end of `run`, ctrl-C and a request to stop at once raise KeyboardInterrupt.
-        """
-        handlers: dict[int, typing.Any] = dict.fromkeys(_FORWARDED, self._on_signal)
-        handlers |= {signal.SIGTSTP: self._on_pause}
-        if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
-            del handlers[signal.SIGHUP]  # nohup; the child inherits that
-        interrupts.release()
-        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _on_signal(self, number: int, frame: typing.Any) -> None:
+    def on_signal(self, number: int) -> None:
+        """Passes a signal of this process on to the child. Raises KeyboardInterrupt for a request to stop after the end."""
         if number == signal.SIGUSR1:
             if self._child:
                 threading.Thread(target=self._show_stacks, args=(self._child,), daemon=True).start()
@@ -331,7 +320,7 @@ class Supervisor:
         meaning = self.requests.note(number)
         again = meaning == supervised.AGAIN
         self._woken.set()
-        if self._over and (again or number == signal.SIGINT):
+        if self.over and (again or number == signal.SIGINT):
             raise KeyboardInterrupt
         if again:
             self._at_once = self._at_once or time.monotonic()
@@ -341,17 +330,50 @@ class Supervisor:
     def _show_stacks(self, child: children.Child) -> None:
         with contextlib.suppress(OSError):  # it ended meanwhile
             stacks = child.stacks(self.times.stacks)
-            _say(f"it waits for {child.sign().waits_for()}; the stacks of all its threads:\n{stacks}")
+            self._say(f"it waits for {child.sign().waits_for()}; the stacks of all its threads:\n{stacks}")
 
-    def _on_pause(self, number: int, frame: typing.Any) -> None:
-        """On ctrl-Z, stops and later continues the child together with this process."""
+    def send_all(self, number: int) -> None:
+        """Sends a signal to the child and all that it started."""
         if self._child:
-            self._child.send_all(signal.SIGSTOP)
+            self._child.send_all(number)
+
+    def _say(self, text: str) -> None:
+        _say(f"{self._folder.name}: {text}" if self.output else text)
+
+
+@contextlib.contextmanager
+def signals(supervisors: Collection[Supervisor]) -> Iterator[None]:
+    """Passes signals on to the children, which are in process groups of their own: the terminal reaches only this process.
+
+    After the end of `run`, ctrl-C and a request to stop at once raise KeyboardInterrupt; with no supervisor each request does.
+    """
+
+    def on_signal(number: int, frame: typing.Any) -> None:
+        for each in [each for each in supervisors if not each.over] or [*supervisors]:
+            each.on_signal(number)
+        if not supervisors and number != signal.SIGUSR1:
+            raise KeyboardInterrupt
+
+    def on_pause(number: int, frame: typing.Any) -> None:
+        """On ctrl-Z, stops and later continues the children together with this process."""
+        for each in supervisors:
+            each.send_all(signal.SIGSTOP)
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)  # this process stops here, until `fg`
-        signal.signal(signal.SIGTSTP, self._on_pause)
-        if self._child:
-            self._child.send_all(signal.SIGCONT)
+        signal.signal(signal.SIGTSTP, on_pause)
+        for each in supervisors:
+            each.send_all(signal.SIGCONT)
+
+    handlers: dict[int, typing.Any] = dict.fromkeys(_FORWARDED, on_signal) | {signal.SIGTSTP: on_pause}
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        del handlers[signal.SIGHUP]  # nohup; the child inherits that
+    interrupts.release()
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _nothing_to_save(last: children.Sign | children.Death) -> bool:

@@ -1,13 +1,16 @@
 """Trains a config in a child process, with its output in a file, and reads the result. For `jaxlm ladder` and `jaxlm sweep`."""
 
+import collections
 import contextlib
 import dataclasses
 import math
 import os
 import pathlib
+import signal
 import sys
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from concurrent import futures
 
 import jax
 
@@ -20,6 +23,7 @@ from jaxlm.host.console import hours, say
 from jaxlm.run import ledger, metrics, workdir
 from jaxlm.run.survive import supervisor
 
+_LOOK_S = 1.0  # between two looks at the runs that train
 OUTPUT = "output.txt"  # in the run's folder: all that the process says and prints
 _LEFT = ("optim.lr", "optim.b2", "model.vocab_size")  # 0 = by rule, by the data
 # Keys that change where or how fast a run is trained, not its result.
@@ -37,13 +41,12 @@ class Result:
     hours: float
 
 
-def train(config: Config) -> int:
-    """Trains or resumes in `workdir`, supervised; returns the exit code. Raises ConfigError if another run is there."""
+def supervised(config: Config) -> supervisor.Supervisor:
+    """Returns what trains or resumes a config in `workdir`. Raises ConfigError if another run is there."""
     folder = workdir.workdir(config.workdir)
     _check_same(folder, config)
     command = [sys.executable, "-m", "jaxlm.main", f"--config.workdir={config.workdir}"]
-    with open(folder / OUTPUT, "ab") as output:
-        return supervisor.Supervisor(command, config, output=output).run()
+    return supervisor.Supervisor(command, config, output=folder / OUTPUT)
 
 
 Entry = dict[
@@ -64,38 +67,72 @@ def check(config: Config, word: str | None, overrides: Sequence[str], verb: str)
 
 
 def train_all(
-    runs: Sequence[Entry], configs: Sequence[Config], after: After, refused: Callable[[Entry], str] = lambda run: ""
+    runs: Sequence[Entry],
+    config_of: Callable[[Entry], Config],
+    after: After,
+    refused: Callable[[Entry], str] = lambda run: "",
+    cores: Sequence[Collection[int]] = (),
+    stopped: Callable[[Entry, Config], str] = lambda run, config: "",
 ) -> int:
-    """Trains the runs that are not done, one after another; returns the exit code.
+    """Trains the runs that are not done, in their order; returns the exit code.
 
     Args:
       after: puts the result of a run into its entry, and writes it. It gets a text if the run stopped itself: why.
-      refused: returns why a run is not begun, which ends it all with code 3; "" if it is begun.
+      refused: returns why a run is not begun, which ends it all with code 3 once those that train are done; "" if it is begun.
+      cores: as many runs train at a time as there are sets of cores, each on its own; (): one, on all.
+      stopped: asked each second of each run that trains; returns why it is to stop, or "".
     """
-    for number, (run, config) in enumerate(zip(runs, configs, strict=True), start=1):
-        if _done(run):
-            continue
-        place = pathlib.Path(config.workdir)
-        what = f"run {number} of {len(runs)}, {place.name}"
-        if line := refused(run):
-            say(f"{what}: not begun: {line}")
-            return 3
-        with console.working(what, end=False, quiet=True):
-            code = train(config)
-        if code == 4:
-            say(f"{what}: interrupted; the same command resumes")
-            return code
-        after(run, config, last_words(place) if code == 3 else "")
-        if not _done(run):
-            say(f"{what}: ended with code {code}: {last_words(place)} (its output: {place / OUTPUT})")
-            return code or 1
-        left = sum(other["planned_hours"] or 0.0 for other in runs if not _done(other))
-        came = "it diverged" if run["loss"] is None else f"loss {run['loss']:.4f}"
-        say(f"{what}: {came}, {hours(run['hours'])}" + (f"; about {hours(left)} left" if left else ""))
+    waiting, cores = collections.deque(run for run in runs if not done(run)), cores or [os.sched_getaffinity(0)]
+    own = iter(cores)
+    running: dict[supervisor.Supervisor, tuple[futures.Future[int], Entry]] = {}
+    code = ended = 0
+    with (
+        console.working("training", len(waiting), "runs", end=False, quiet=True) as tell,
+        futures.ThreadPoolExecutor(len(cores), "run", lambda: os.sched_setaffinity(0, next(own))) as pool,
+        supervisor.signals(running),
+    ):
+        while running or (waiting and not code):
+            while waiting and not code and len(running) < len(cores):
+                if line := refused(waiting[0]):
+                    say(f"{_place(runs, waiting[0])}: not begun: {line}")
+                    code = 3
+                else:
+                    begun = supervised(config_of(run := waiting.popleft()))
+                    running[begun] = pool.submit(begun.run), run
+            tell(ended, ", ".join(run["name"] for _, run in running.values()))
+            futures.wait([future for future, _ in running.values()], _LOOK_S, futures.FIRST_COMPLETED)
+            for each, (future, run) in [*running.items()]:
+                if future.done():
+                    del running[each]
+                    failed = _ended(runs, run, each.config, future.result(), after, len(cores))
+                    ended, code = ended + 1, code or failed
+                elif why := "" if run["why"] else stopped(run, each.config):
+                    run["why"] = why
+                    each.on_signal(signal.SIGTERM)
+    return code
+
+
+def _ended(runs: Sequence[Entry], run: Entry, config: Config, code: int, after: After, at_once: int) -> int:
+    """Takes the result of a run whose process ended with `code`, and says it; returns 0 if another may begin, else the code."""
+    what, place = _place(runs, run), pathlib.Path(config.workdir)
+    if code == 4 and not run["why"]:
+        say(f"{what}: interrupted; the same command resumes")
+        return code
+    after(run, config, last_words(place) if code == 3 else "")
+    if not done(run):
+        say(f"{what}: ended with code {code}: {last_words(place)} (its output: {place / OUTPUT})")
+        return code or 1
+    left = sum(other["planned_hours"] or 0.0 for other in runs if not done(other)) / at_once
+    came = run["why"] if run["loss"] is None else f"came to {run['loss']:.4f}"
+    say(f"{what}: {came}, {hours(run['hours'])}" + (f"; about {hours(left)} left" if left else ""))
     return 0
 
 
-def _done(run: Entry) -> bool:
+def _place(runs: Sequence[Entry], run: Entry) -> str:
+    return f"run {runs.index(run) + 1} of {len(runs)}, {run['name']}"
+
+
+def done(run: Entry) -> bool:
     return run["loss"] is not None or bool(run["why"])
 
 
@@ -126,12 +163,12 @@ def result(config: Config, mixture: dict[str, float], metric: str = metrics.HELD
     weight = sum(mixture[source] for source in bits)
     mean = sum(mixture[source] * length[source] for source in bits) / weight if weight else None
     loss = losses[steps] if math.isfinite(losses[steps]) else None
-    return Result(loss, bits, mean, spent(config))
+    return Result(loss, bits, mean, spent(folder))
 
 
-def spent(config: Config) -> float:
-    """Returns the hours that the run in `workdir` has taken so far."""
-    records = metrics.records(pathlib.Path(config.workdir) / "metrics.jsonl")
+def spent(folder: pathlib.Path) -> float:
+    """Returns the hours that the run in a folder has taken so far."""
+    records = metrics.records(folder / "metrics.jsonl")
     return max((record.get("wall_s") or 0.0 for record in records), default=0.0) / 3600
 
 

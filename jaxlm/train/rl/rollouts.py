@@ -25,7 +25,7 @@ from jaxlm.data.chats import chat
 from jaxlm.devices import sharding
 from jaxlm.devices.processes import say
 from jaxlm.host import files
-from jaxlm.models.decode import draw, engine
+from jaxlm.models.decode import engine, schedule
 from jaxlm.ops import returns
 from jaxlm.run import clock
 from jaxlm.step.objectives import policy
@@ -127,20 +127,25 @@ class Rollouts:
         parts, c = self.parts, self.parts.config
         heads = parts.objective.heads
         speaking = {name: part for name, part in variables.items() if name not in heads}
+        rows = c.rollout.rows or c.rollout.prompts * c.rollout.answers
         if self._engine is None:
-            rows = c.rollout.rows or c.rollout.prompts * c.rollout.answers
-            self._engine = engine.Engine(parts.model, speaking, rows=rows, prefix_bytes=0, burst=_BURST)
+            self._engine = engine.Engine(parts.model, speaking, rows, prefix_bytes=0, burst=_BURST)
         else:
             self._engine.load(speaking)
-        seeds = np.random.SeedSequence([c.seed, number]).generate_state(len(items))
-        prompts, most = [item.ids for item in items], c.rollout.max_new_tokens
-        drawn = draw.draw(self._engine, prompts, most, stop_ids=self._stops, seeds=seeds)
+        seeds = np.random.SeedSequence([c.seed, number]).generate_state(len(items)).tolist()
+        own = {"stop_ids": tuple(self._stops), "logprobs": 0, "keeps_stop": True}
+        asks = [
+            schedule.Ask(tuple(item.ids), c.rollout.max_new_tokens, seed=seed, **own)
+            for item, seed in zip(items, seeds, strict=True)
+        ]
+        drawn = schedule.tokens_of(self._engine, asks, rows)
         self._engine.unload()  # the update needs the memory
-        return [self._answer(ids, logp) for ids, logp in drawn]
+        return [self._answer(tokens) for tokens in drawn]
 
-    def _answer(self, ids: list[int], logp: np.ndarray) -> Answer:
+    def _answer(self, tokens: list[schedule.Token]) -> Answer:
+        ids = [token.id for token in tokens]
         text = self._tokenizer.decode([i for i in ids if i not in self._stops], follows=True)
-        return Answer(ids, logp, text, ids[-1] in self._stops)
+        return Answer(ids, np.float32([token.logp for token in tokens]), text, ids[-1] in self._stops)
 
     def _rewards(self, items: Sequence[Item], answers: Sequence[Answer]) -> tuple[np.ndarray, Mapping[str, np.ndarray]]:
         """Returns (rewards of the answers, their parts), less a penalty on overlong answers (DAPO, arXiv:2503.14476, 3.4)."""

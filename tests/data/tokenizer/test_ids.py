@@ -63,7 +63,7 @@ def from_samples(coder, data, tmp_path, monkeypatch):
 
 
 def from_a_stream_of_samples(coder, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(samples.generate, "Generator", lambda *_: types.SimpleNamespace(stream=_fed))
+    monkeypatch.setattr(samples.generate, "asks", _fed)
     settings = config.resolve(config_files.load("base", ["data.path=x"])).sample
     with pytest.raises(Fed) as fed:
         samples.Stream(None, {}, coder, TEXTS, settings, 0)

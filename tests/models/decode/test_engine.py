@@ -15,7 +15,7 @@ import tiny_peft
 from jaxlm import config, models
 from jaxlm.models import adapters, quantized
 from jaxlm.models.decode import ring
-from jaxlm.models.decode.engine import Engine, Entry, Settings, check_prompts
+from jaxlm.models.decode.engine import Engine, Settings, check_prompts
 from jaxlm.models.decode.sampling import Rows, sample_rows
 
 RNG = np.random.default_rng(0)
@@ -40,7 +40,7 @@ def enter(engine: Engine, row: int, ids: list[int], settings: Settings = GREEDY,
     while prefill.left:
         engine.read(prefill)
     engine.resize(max(engine.slots, engine.length_for(len(ids) + new)))
-    engine.insert(prefill, [Entry(row, settings)])
+    engine.insert(prefill, row, settings)
     return prefill
 
 

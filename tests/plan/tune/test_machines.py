@@ -11,6 +11,7 @@ import pytest
 from jaxlm import config
 from jaxlm.config import config_files
 from jaxlm.devices import sharding
+from jaxlm.host import files
 from jaxlm.host.child import Died
 from jaxlm.models import hardware
 from jaxlm.plan import flops, lower
@@ -261,23 +262,30 @@ def test_no_speed_is_not_recorded(speed):
     assert machines.known("cpu", 1, "k") is None
 
 
+def test_a_speed_is_of_as_many_cores(monkeypatch):
+    """A sweep's runs train on some of a CPU's cores each; what they measure is not the speed of a run on all."""
+    machines.record("cpu", 1, "k", 7.0, "train")
+    monkeypatch.setattr(files, "cores", lambda: 1 + os.cpu_count())
+    assert machines.known("cpu", 1, "k") is None
+
+
 DAMAGED = """
 {
 []
-{"cpu x 1": 5}
+{"H100 x 1": 5}
 {"plans": 5}
-{"cpu x 1": {"k": 5}}
-{"cpu x 1": {"k": [5, {}, {"tokens_per_second": "x", "by": "train", "time": 1}]}}
-{"cpu x 1": {"k": [{"tokens_per_second": NaN, "by": "train", "time": 1}]}}"""
+{"H100 x 1": {"k": 5}}
+{"H100 x 1": {"k": [5, {}, {"tokens_per_second": "x", "by": "train", "time": 1}]}}
+{"H100 x 1": {"k": [{"tokens_per_second": NaN, "by": "train", "time": 1}]}}"""
 
 
 @pytest.mark.parametrize("content", [*DAMAGED.split("\n"), "\0\0"])
 def test_a_damaged_file_is_a_machine_that_is_not_known(content):
     machines.path().parent.mkdir(parents=True)
     machines.path().write_text(content)
-    assert machines.known("cpu", 1, "k") is None
-    machines.record("cpu", 1, "k", 7.0, "train")
-    assert machines.known("cpu", 1, "k").tokens_per_second == 7.0
+    assert machines.known("H100", 1, "k") is None
+    machines.record("H100", 1, "k", 7.0, "train")
+    assert machines.known("H100", 1, "k").tokens_per_second == 7.0
 
 
 def test_a_home_that_can_not_be_written_is_no_error(tmp_path):

@@ -13,6 +13,7 @@ import sys
 import textwrap
 import threading
 import time
+from concurrent import futures
 
 import pytest
 import tiny_stops
@@ -73,10 +74,9 @@ def path(monkeypatch):
 
 def test_what_the_child_says_goes_into_a_file_if_there_is_one(tmp_path, capfd):
     silent = make(tmp_path, "print('printed'); sys.stderr.write('said'); sys.exit(0)")
-    with open(tmp_path / "output", "wb") as output:
-        c = config.resolve(config_files.load("quickstart", [f"workdir={tmp_path}"]))
-        command = [sys.executable, str(tmp_path / "child.py"), str(tmp_path)]
-        assert supervisor.Supervisor(command, c, times=QUICK, output=output).run() == 0
+    c = config.resolve(config_files.load("quickstart", [f"workdir={tmp_path}"]))
+    command = [sys.executable, str(tmp_path / "child.py"), str(tmp_path)]
+    assert supervisor.Supervisor(command, c, times=QUICK, output=tmp_path / "output").run() == 0
     assert sorted((tmp_path / "output").read_text()) == sorted("printed\nsaid")
     assert capfd.readouterr() == ("", "")
     assert silent.run() == 0
@@ -217,13 +217,38 @@ def test_two_signals_that_mean_one_request_cost_no_save(tmp_path, monkeypatch, d
 
 def test_what_means_the_same_request_costs_no_farewell(tmp_path):
     s = make(tmp_path, "stops(); at(5); (folder / 'ready').touch(); hang()")
-    with s.signals():
+    with supervisor.signals([s]):
         threading.Thread(target=when, args=(tmp_path / "ready", signal.SIGTERM)).start()
         assert s.run() == 4
         for number in (signal.SIGHUP, signal.SIGTERM):
             signal.raise_signal(number)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+
+
+def test_one_ctrl_c_stops_all_runs_of_a_process(tmp_path, capfd):
+    folders = [tmp_path / "a", tmp_path / "b"]
+    runs = []
+    for folder in folders:
+        folder.mkdir()
+        made = make(folder, "stops(); at(5); (folder / 'ready').touch(); hang()")
+        runs.append(dataclasses.replace(made, output=folder / "output"))
+    killed = {}
+    with futures.ThreadPoolExecutor() as pool, supervisor.signals(killed):
+        with pytest.raises(KeyboardInterrupt):  # none trains
+            signal.raise_signal(signal.SIGTERM)
+        codes = [pool.submit(killed.setdefault(run, run).run) for run in runs]
+        for folder in folders:
+            when(folder / "ready")
+        signal.raise_signal(signal.SIGINT)
+        assert [code.result() for code in codes] == [4, 4]
+    assert capfd.readouterr().err == ""
+
+
+def test_a_run_among_several_is_named(tmp_path, capfd):
+    made = make(tmp_path, "at(12); sys.exit(1)", "sys.exit(0)")
+    assert dataclasses.replace(made, output=tmp_path / "output").run() == 0
+    assert f"jaxlm: {tmp_path.name}: training failed (exit code 1) after step 12" in capfd.readouterr().err
 
 
 FAULT = "from jaxlm.run import supervised; supervised.mark_fault(); sys.exit(1)"

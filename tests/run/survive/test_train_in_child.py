@@ -2,14 +2,17 @@
 
 import json
 import math
+import os
 import pathlib
+import threading
+import time
 
 import pytest
 
 from jaxlm import config
 from jaxlm.config import ConfigError, config_files
 from jaxlm.run import metrics
-from jaxlm.run.survive import train_in_child
+from jaxlm.run.survive import supervisor, train_in_child
 
 MIXTURE = {"web": 3.0, "code": 1.0}
 
@@ -64,7 +67,7 @@ def test_the_folder_of_another_run_is_refused(tmp_path, override, said):
     write(tmp_path, last())
     assert train_in_child.result(resolve(tmp_path), MIXTURE)
     other = resolve(tmp_path, override)
-    for ask in (train_in_child.train, lambda c: train_in_child.result(c, MIXTURE)):
+    for ask in (train_in_child.supervised, lambda c: train_in_child.result(c, MIXTURE)):
         with pytest.raises(ConfigError, match=rf"holds another run, with {said}: delete it"):
             ask(other)
 
@@ -97,3 +100,82 @@ def test_a_config_that_was_never_written_down_is_no_other_run(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
     write(tmp_path, last())
     assert train_in_child.result(resolve(tmp_path), MIXTURE).loss == 4.5
+
+
+class Runs:
+    """Runs that train in no time, or wait until `together` of them train: their cores, and what `after` got."""
+
+    def __init__(self, names: str, together: int = 1, codes: dict[str, int] | None = None):
+        self.entries = [{"name": name, "loss": None, "why": "", "hours": 0.0, "planned_hours": 1.0} for name in names]
+        self.meet, self.codes, self.cores = threading.Barrier(together, timeout=30), codes or {}, {}
+        self.begun, self.ended = [], []
+
+    def config_of(self, run):
+        self.begun.append(run["name"])
+        return resolve(pathlib.Path(self.folder, run["name"]))
+
+    def after(self, run, config, why):
+        self.ended.append(run["name"])
+        run["loss"] = None if run["name"] in self.codes else 3.0
+
+    def train(self, folder, monkeypatch, **more) -> int:
+        def run(own) -> int:
+            name = pathlib.Path(own.config.workdir).name
+            self.cores[name] = os.sched_getaffinity(0)
+            self.meet.wait()
+            time.sleep(0.3 * (name not in self.codes and bool(self.codes)))  # what fails ends first
+            return self.codes.get(name, 0)
+
+        self.folder = folder
+        monkeypatch.setattr(supervisor.Supervisor, "run", run)
+        return train_in_child.train_all(self.entries, self.config_of, self.after, **more)
+
+
+def test_runs_train_at_a_time_each_on_its_cores_and_the_rest_follows(tmp_path, monkeypatch):
+    here = sorted(os.sched_getaffinity(0))
+    parts = [here[:1], here[-1:]]
+    runs = Runs("abcd", together=2)
+    assert runs.train(tmp_path, monkeypatch, cores=parts) == 0
+    assert runs.begun == [*"abcd"]
+    assert sorted(runs.ended) == [*"abcd"]
+    assert {frozenset(cores) for cores in runs.cores.values()} == set(map(frozenset, parts))
+    assert os.sched_getaffinity(0) == set(here)  # this thread's own
+    alone = Runs("ab")
+    assert alone.train(tmp_path, monkeypatch) == 0
+    assert alone.cores["a"] == set(here)
+
+
+@pytest.mark.parametrize(("code", "ended"), [(4, ["b"]), (1, ["a", "b"])])
+def test_after_a_run_that_is_interrupted_or_fails_no_other_begins_and_those_that_train_are_taken(
+    tmp_path, monkeypatch, code, ended
+):
+    runs = Runs("abcd", together=2, codes={"a": code})
+    assert runs.train(tmp_path, monkeypatch, cores=[os.sched_getaffinity(0)] * 2) == code
+    assert (runs.begun, sorted(runs.ended)) == ([*"ab"], ended)
+    assert [run["loss"] for run in runs.entries] == [None, 3.0, None, None]
+
+
+def test_a_run_that_is_not_begun_ends_it_once_the_others_are_done(tmp_path, monkeypatch, capsys):
+    runs = Runs("abc", together=2)
+    refused = lambda run: "too dear" * (run["name"] == "c")  # noqa: E731
+    assert runs.train(tmp_path, monkeypatch, refused=refused, cores=[os.sched_getaffinity(0)] * 2) == 3
+    assert sorted(runs.ended) == [*"ab"]
+    assert "run 3 of 3, c: not begun: too dear" in capsys.readouterr().err
+
+
+def test_a_run_that_is_stopped_for_a_reason_is_no_interruption(tmp_path, monkeypatch, capsys):
+    runs, asked = Runs("ab"), threading.Event()
+    monkeypatch.setattr(supervisor.Supervisor, "on_signal", lambda self, number: asked.set())
+    monkeypatch.setattr(train_in_child, "_LOOK_S", 0.01)
+
+    def train(own) -> int:
+        return 4 if pathlib.Path(own.config.workdir).name == "a" and asked.wait(30) else 0
+
+    runs.folder = tmp_path
+    runs.codes = {"a": 4}
+    monkeypatch.setattr(supervisor.Supervisor, "run", train)
+    stopped = lambda run, config: "pruned at step 5" * (run["name"] == "a")  # noqa: E731
+    assert train_in_child.train_all(runs.entries, runs.config_of, runs.after, stopped=stopped) == 0
+    assert (runs.begun, runs.ended) == ([*"ab"], [*"ab"])
+    assert [run["why"] for run in runs.entries] == ["pruned at step 5", ""]
+    assert "run 1 of 2, a: pruned at step 5" in capsys.readouterr().err

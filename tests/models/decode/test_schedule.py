@@ -10,9 +10,9 @@ import tiny_models as tiny
 
 from jaxlm import config, models
 from jaxlm.devices import sharding
-from jaxlm.models.decode import draw as answers
 from jaxlm.models.decode import ring
-from jaxlm.models.decode.engine import Engine, Entry, Settings
+from jaxlm.models.decode.engine import Engine, Settings
+from jaxlm.models.decode.schedule import Ask, Ticket, answers, tokens_of
 
 RNG = np.random.default_rng(0)
 PROMPTS = [[5, 7, 11], RNG.integers(0, 101, 29).tolist(), [42]]
@@ -30,8 +30,14 @@ def engine(rows: int = 9, **more) -> Engine:
     return Engine(*built(), rows=rows, **({"chunk": 8, "shortest": 16, "burst": 4, "prefix_bytes": 0} | more))
 
 
-def draw(engine: Engine, prompts=ASKED, new: int = 14, seeds=SEEDS, **more):
-    return answers.draw(engine, prompts, new, seeds=seeds, **more)
+def asks(prompts=ASKED, new: int = 14, seeds=SEEDS, **more) -> list[Ask]:
+    own = {"logprobs": 0, "keeps_stop": True} | more
+    return [Ask(tuple(ids), new, seed=seed, **own) for ids, seed in zip(prompts, seeds, strict=True)]
+
+
+def draw(engine: Engine, *args, **more) -> list[tuple[list[int], np.ndarray]]:
+    drawn = tokens_of(engine, asks(*args, **more), engine.rows)
+    return [([token.id for token in tokens], np.float32([token.logp for token in tokens])) for tokens in drawn]
 
 
 def ids(drawn) -> list[list[int]]:
@@ -57,7 +63,7 @@ def test_an_answer_is_its_row_alone_and_its_log_probabilities_are_the_full_forwa
         while prefill.left:
             one.read(prefill)
         one.resize(64)
-        one.insert(prefill, [Entry(2, Settings(seed=SEEDS[number]))])
+        one.insert(prefill, 2, Settings(seed=SEEDS[number]))
         bursts = [one.step(np.arange(4) == 2, steps=4).token_NxB[:, 2].tolist() for _ in range(4)]
         assert [token for burst in bursts for token in burst][:14] == expected()[number][0]
     assert len({tuple(new) for new in ids(expected())}) == 9
@@ -82,7 +88,7 @@ def test_the_same_call_gives_the_same_bits_whatever_came_before():
 
 def test_an_answer_ends_at_a_stop_or_with_the_context():
     stop = expected()[0][0][5]
-    for (new, logp), whole in zip(draw(engine(4), stop_ids=[stop]), ids(expected()), strict=True):
+    for (new, logp), whole in zip(draw(engine(4), stop_ids=(stop,)), ids(expected()), strict=True):
         end = whole.index(stop) + 1 if stop in whole else 14
         assert new == whole[:end]
         assert len(logp) == end
@@ -90,6 +96,19 @@ def test_an_answer_ends_at_a_stop_or_with_the_context():
     assert [len(new) for new in ids(draw(engine(4), [long, [3]], 9, [1, 2]))] == [3, 9]
     with pytest.raises(config.ConfigError, match="prompt 1 has no tokens"):
         draw(engine(4), [[3], []], 9, [1, 2])
+
+
+def test_a_text_that_is_cut_frees_its_row():
+    """A batch that is read as it comes is the batch read at once, but for a text of which somebody has enough."""
+    tickets, new = [Ticket(ask) for ask in asks()], [[] for _ in ASKED]
+    for number, update in answers(engine(2), tickets, 2):
+        new[number] += [token.id for token in update.tokens]
+        if number == 1:
+            tickets[1].cancel()
+    cut, whole_1 = new.pop(1), ids(expected())[1]
+    assert new == [new for number, new in enumerate(ids(expected())) if number != 1]
+    assert cut == whole_1[: len(cut)]
+    assert 0 < len(cut) < len(whole_1)
 
 
 def test_equal_prompts_are_read_once_and_several_together(monkeypatch):
@@ -104,7 +123,7 @@ def test_other_weights_are_other_answers_and_compile_nothing():
     other = {"params": jax.tree.map(lambda x: x * 1.1, variables["params"])}
     one = engine()
     draw(one)
-    programs = (ring.empty, ring.step, ring.read_chunks, ring.insert, ring.resized, ring.cache)
+    programs = (ring.empty, ring.step, ring.read_chunk, ring.insert, ring.resized, ring.cache)
     before = [program._cache_size() for program in programs]
     one.load(other)
     drawn = draw(one)

@@ -1,0 +1,55 @@
+"""Chooses the values of a search's runs by Optuna's TPE, and which runs its median pruner stops. Needs the extra `search`.
+
+Optuna's study is made anew for each question, from the sweep and its runs' metrics.jsonl: there is no other state.
+"""
+
+import pathlib
+import typing
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
+
+from jaxlm.run import metrics
+
+Space = Mapping[str, Sequence]  # key -> values; a tuple: the two ends of a range
+Sweep = Mapping[str, typing.Any]  # as `plan.sweep` describes it: arms without values are not begun
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+def ask(space: Space, sweep: Sweep, folder: pathlib.Path) -> dict[str, str]:
+    """Returns key -> value for the next run. A range above 0 is searched by its logarithm."""
+    params = _study(space, sweep, folder).ask(_distributions(space)).params
+    return {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in params.items()}
+
+
+def pruned(space: Space, sweep: Sweep, folder: pathlib.Path, arm: int) -> bool:
+    """True if the best metric of the arm's run so far is worse than the median of the other runs after as many steps."""
+    study = _study(space, sweep, folder)
+    return study.pruner.prune(study, study.trials[arm])
+
+
+def _distributions(space: Space) -> dict[str, BaseDistribution]:
+    ranges = {key: FloatDistribution(*ends, log=ends[0] > 0) for key, ends in space.items() if isinstance(ends, tuple)}
+    return {key: ranges.get(key) or CategoricalDistribution(values) for key, values in space.items()}
+
+
+def _study(space: Space, sweep: Sweep, folder: pathlib.Path) -> optuna.Study:
+    """Returns the study of all runs that are begun: trial i is arm i."""
+    begun = [run for run in sweep["runs"] if sweep["arms"][run["arm"]]]
+    # A seed of its own for each question, so that a search that goes on asks what an uninterrupted one asks.
+    sampler = optuna.samplers.TPESampler(seed=sweep["runs"][0]["seed"] + len(begun), constant_liar=True)
+    study = optuna.create_study(sampler=sampler, direction="maximize" if sweep["same"]["highest"] else "minimize")
+    for run in begun:
+        state = "COMPLETE" if run["loss"] is not None else "PRUNED" if run["why"] else "RUNNING"
+        path = folder / "runs" / run["name"] / "metrics.jsonl"
+        curve = metrics.held_out_losses(path, (), sweep["same"]["metric"])
+        trial = {"value": run["loss"], "intermediate_values": curve}
+        trial |= {"distributions": _distributions(space), "state": optuna.trial.TrialState[state]}
+        arm = sweep["arms"][run["arm"]]  # without the digits that `ask` leaves out
+        params = {
+            key: float(np.clip(float(arm[key]), *v)) if isinstance(v, tuple) else arm[key] for key, v in space.items()
+        }
+        study.add_trial(optuna.trial.create_trial(params=params, **trial))
+    return study

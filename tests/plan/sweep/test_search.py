@@ -1,0 +1,72 @@
+"""A search: Optuna's choices depend on the sweep's runs alone, and its pruner stops those that are worse."""
+
+import math
+import pathlib
+
+import pytest
+
+from jaxlm.run import metrics
+
+search = pytest.importorskip("jaxlm.plan.sweep.search", exc_type=ImportError)
+SPACE = {"optim.lr": (1e-4, 1e-1), "optim.weight_decay": (0.0, 0.5), "optim.schedule": ["cosine", "linear"]}
+
+
+def begin(runs: int, highest: bool = False) -> dict:
+    entries = [{"name": f"trial_{i + 1}", "arm": i, "seed": 3, "loss": None, "why": ""} for i in range(runs)]
+    return {"same": {"metric": "val/loss", "highest": highest}, "arms": [{}] * runs, "runs": entries}
+
+
+def do(made: dict, folder: pathlib.Path, number: int, steps=(10, 20), off: float = 0.0) -> None:
+    """Asks for a run's values, unless it has them, and trains it: best at a rate of 1e-2."""
+    made["arms"][number] = made["arms"][number] or search.ask(SPACE, made, folder)
+    loss = 3 + off + abs(math.log10(float(made["arms"][number]["optim.lr"])) + 2)
+    lines = metrics.JsonLines(folder / "runs" / made["runs"][number]["name"] / "metrics.jsonl")
+    for step in steps:
+        lines.write({"step": step, "val/loss": loss + 1 / step})
+    lines.close()
+    if steps[-1] == 20:
+        made["runs"][number]["loss"] = loss
+
+
+def test_values_lie_in_their_ranges_and_come_nearer_to_the_best(tmp_path):
+    made = begin(30)
+    for number in range(30):
+        do(made, tmp_path, number)
+    for arm in made["arms"]:
+        assert 1e-4 <= float(arm["optim.lr"]) <= 1e-1
+        assert 0 <= float(arm["optim.weight_decay"]) <= 0.5
+        assert arm["optim.schedule"] in ("cosine", "linear")
+    losses = [run["loss"] for run in made["runs"]]
+    assert sum(losses[15:]) < sum(losses[:15]) - 3  # by .2 nats each
+    assert len({arm["optim.lr"] for arm in made["arms"]}) > 20
+
+
+def test_a_search_that_goes_on_asks_what_an_uninterrupted_one_asks(tmp_path):
+    whole = begin(14)
+    for number in range(14):
+        do(whole, tmp_path, number)
+    again = begin(14) | {"arms": [*whole["arms"][:12], {}, {}]}
+    again["runs"][:12] = whole["runs"][:12]
+    for number in (12, 13):
+        do(again, tmp_path, number)
+    assert again["arms"] == whole["arms"]
+
+
+def test_several_runs_at_a_time_have_values_of_their_own(tmp_path):
+    made = begin(4)
+    for number in range(4):
+        made["arms"][number] = search.ask(SPACE, made, tmp_path)
+    assert len({arm["optim.lr"] for arm in made["arms"]}) == 4
+
+
+@pytest.mark.parametrize("highest", [False, True])
+def test_a_run_that_is_worse_than_the_median_after_as_many_steps_is_pruned(tmp_path, highest):
+    made = begin(9, highest)
+    for number in range(6):
+        do(made, tmp_path, number)
+    for number, off in ((6, 5.0), (7, -5.0)):
+        do(made, tmp_path, number, (10,), off)
+    assert [search.pruned(SPACE, made, tmp_path, arm) for arm in (6, 7)] == [not highest, highest]
+    made["runs"][6]["why"] = "pruned at step 10"  # it counts among the others
+    made["arms"][8] = search.ask(SPACE, made, tmp_path)
+    assert not search.pruned(SPACE, made, tmp_path, 8)  # it has no evaluation yet
