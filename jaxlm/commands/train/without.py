@@ -64,8 +64,8 @@ def find(args: argparse.Namespace) -> dict:
     begins, usd_per_hour = max(kept, default=0), config.hardware.usd_per_hour
     hours = (steps := config.train.steps - begins) * metrics.step_s(run / "metrics.jsonl", config) / 3600
     documents = sum(map(len, order.removed.places.values()))
-    branch = {"run": str(run), "documents": documents, "first": first, "begins": begins, "steps": steps}
-    return branch | {"hours": hours, "usd": hours * usd_per_hour, "usd_per_hour": usd_per_hour}
+    found = {"run": str(run), "documents": documents, "first": first, "begins": begins, "steps": steps}
+    return found | {"hours": hours, "usd": hours * usd_per_hour, "usd_per_hour": usd_per_hour}
 
 
 def lines(found: dict) -> list[str]:
