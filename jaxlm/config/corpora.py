@@ -57,9 +57,9 @@ class PrepareSourceConfig:
     path: Annotated[str, written(".+", "a folder, file, glob, URL or dataset")] = key(
         "", "required: folder, file, glob, URL that fsspec knows, tfds:NAME, hub:REPOSITORY, embedded:NAME"
     )
-    format: Literal["auto", "text", "markdown", "markup", "html", "warc", "code", "mediawiki", "jsonl", "parquet"] = (
-        key("auto", "of its files; auto = by their names")
-    )
+    format: Literal[
+        "auto", "text", "markdown", "markup", "readme", "html", "warc", "code", "mediawiki", "jsonl", "parquet"
+    ] = key("auto", "of its files; auto = by their names, readme = README, LICENSE and such names")
     text_key: str = key("text", "the field that holds the text, in jsonl, parquet and datasets")
     stages: tuple[str, ...] = key((), 'in order, each with its settings: "gopher_quality min_words=30"')
     priority: Annotated[int, within(-128, 127)] = key(

@@ -53,6 +53,7 @@ MIXED = {
     "guide.txt": prose(1),
     "notes.jsonl": "".join(json.dumps({"text": prose(i)}) + "\n" for i in (2, 3)),
     "src/add.py": tiny_manual.CODE,
+    "src/README": prose(4),
     "_static/jquery.js": "var a = 1;\n",
     ".git/description.txt": "unnamed",
     "paper.pdf": "%PDF",
@@ -79,6 +80,7 @@ def test_a_mixed_folder_in_one_command(here, capsys):
         "html": ["arrays.html", "options.html"],
         "jsonl": ["notes.jsonl:1", "notes.jsonl:2"],
         "markdown": ["heapq.md", "rmi.md"],
+        "readme": ["src/README"],
         "text": ["guide.txt"],
     }
     (taken,) = [line for line in err if "language took" in line]

@@ -6,6 +6,7 @@ import json
 import lzma
 import random
 import tracemalloc
+import typing
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,7 +14,8 @@ import pytest
 from backports import zstd
 
 from jaxlm.config import ConfigError
-from jaxlm.corpus.sources import base, jsonl, streams, text
+from jaxlm.config.corpora import PrepareSourceConfig
+from jaxlm.corpus.sources import base, jsonl, registry, streams, text
 from jaxlm.corpus.sources.base import Part
 from jaxlm.corpus.sources.units import split_source
 
@@ -21,6 +23,10 @@ from jaxlm.corpus.sources.units import split_source
 def seen(result):
     documents, stats = result
     return [(d.id, d.text, d.metadata) for d in documents], stats.documents, stats.skipped, stats.repaired
+
+
+def test_the_config_takes_each_format_that_is_read():
+    assert {*typing.get_args(typing.get_type_hints(PrepareSourceConfig)["format"])} == {"auto", *registry.FORMATS}
 
 
 @pytest.mark.parametrize("numbered", [True, False])
