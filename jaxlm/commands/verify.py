@@ -109,8 +109,8 @@ def _trained(folder: pathlib.Path, book: dict, begin: int, until: int, config: C
     (place / "run.json").write_text(json.dumps(book | {"starts": [], "phases": [], "receipt": []}))
     for path in (path for pattern in receipt.FILES for path in folder.glob(pattern)):
         shutil.copy(path, place)
-    if (begin and (folder / f"checkpoints/{begin}").is_dir()) or keep.imported(folder / "checkpoints"):
-        saved = pathlib.Path("checkpoints", str(begin))  # links to its files: what is written beside them stays here
+    saved = pathlib.Path("checkpoints", str(begin))
+    if (folder / saved).is_dir():  # 0 too: an imported or grown model. Links to its files: what is written stays here
         shutil.copytree(folder.resolve() / saved, place / saved, copy_function=os.symlink)
     with console.working("replaying", end=False, quiet=True):
         if train_in_child.supervised(config).run() == 4:

@@ -2,15 +2,18 @@
 
 import shutil
 import tempfile
+import types
 
 import jax.numpy as jnp
 import optax
 import pytest
 import tiny_receipt
 
+from jaxlm import config
 from jaxlm.cli import cli
 from jaxlm.commands import verify
-from jaxlm.run import receipt
+from jaxlm.config import config_files
+from jaxlm.run import ledger, receipt
 from jaxlm.run.checkpoints.store import Checkpointer
 from jaxlm.step import state as states
 
@@ -81,6 +84,23 @@ def test_a_run_named_by_its_key_is_only_read(capsys, run, tmp_path, monkeypatch)
     assert said(capsys, copy)[0] == 1
     assert all(place.startswith(tempfile.gettempdir()) and str(copy) not in place for place in places)
     assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
+
+
+def test_a_replay_from_step_0_begins_with_the_weights_of_an_imported_or_grown_model(run, tmp_path, monkeypatch):
+    copy, place = shutil.copytree(run, tmp_path / "run"), tmp_path / "place"
+    place.mkdir()
+    (copy / "checkpoints/0/params").mkdir(parents=True)  # beside those that were saved later
+    (copy / "checkpoints/0/params/weights").write_text("its own")
+    seen = []
+
+    def supervised(config):
+        seen.extend(path.read_text() for path in place.glob("checkpoints/0/params/*"))
+        return types.SimpleNamespace(run=lambda: 0)
+
+    monkeypatch.setattr(verify.train_in_child, "supervised", supervised)
+    c = config.resolve(config_files.of_run(copy, [f"workdir={place}"]))
+    verify._trained(copy, ledger.read(copy), 0, 2, c)
+    assert seen == ["its own"]
 
 
 @pytest.mark.parametrize("repeats", [True, False])
