@@ -193,9 +193,11 @@ def _sweep(name: str, args: argparse.Namespace, overrides: list[str], several: d
         config = _settled(name, args.config, [*overrides, *more], lambda line: None)
         return {key: str(swept.value_of(config, key)) for key in several}, config_lib.resolve(config)
 
-    args.space, args.arm, args.own = several, arm, arm([])[0]
+    args.arm, args.own = arm, arm([])[0]
     made = list(map(arm, swept.combined(several, args.one_at_a_time)))
     args.arms = list({tuple(values.values()): (values, config) for values, config in made}.values())
+    different = {key: list(dict.fromkeys(values[key] for values, _ in args.arms)) for key in several}
+    args.space = {key: values if isinstance(values, tuple) else different[key] for key, values in several.items()}
 
 
 def _branch(args: argparse.Namespace, overrides: list[str]) -> config_dict.ConfigDict | None:

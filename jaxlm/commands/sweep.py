@@ -77,6 +77,9 @@ def _limit(config: Config, args: argparse.Namespace) -> float | None:
     ranges = [key for key, values in args.space.items() if isinstance(values, tuple)]
     if ranges and args.search is None:
         raise ConfigError(f"config.{ranges[0]} has a range of values: give --search=RUNS, or values with commas")
+    if args.search and not ranges and args.search > len(args.arms):
+        few = f"the values have only {len(args.arms)} combinations"
+        raise ConfigError(f"--search={args.search}: {few}: give fewer runs, or leave --search out, and all are trained")
     if args.search and not importlib.util.find_spec("optuna"):
         raise ConfigError(f"--search needs Optuna: {pip_install('search')}")
     for name in ("hours", "usd", "seeds", "search"):

@@ -3,6 +3,7 @@
 Optuna's study is made anew for each question, from the sweep and its runs' metrics.jsonl: there is no other state.
 """
 
+import itertools
 import pathlib
 import typing
 from collections.abc import Mapping, Sequence
@@ -15,13 +16,22 @@ from jaxlm.run import metrics
 
 Space = Mapping[str, Sequence]  # key -> values; a tuple: the two ends of a range
 Sweep = Mapping[str, typing.Any]  # as `plan.sweep` describes it: arms without values are not begun
+_ASKS = 20  # before the first combination that is left is taken
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 def ask(space: Space, sweep: Sweep, folder: pathlib.Path) -> dict[str, str]:
-    """Returns key -> value for the next run. A range above 0 is searched by its logarithm."""
-    params = _study(space, sweep, folder).ask(_distributions(space)).params
-    return {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in params.items()}
+    """Returns key -> value for the next run, values that no run has. A range above 0 is searched by its logarithm."""
+    study = _study(space, sweep, folder)
+    for digits in range(
+        4, 4 + _ASKS
+    ):  # more of them if numbers of fewer are taken; and what is asked again is less liked
+        params = study.ask(_distributions(space)).params
+        values = {key: f"{value:.{digits}g}" if isinstance(value, float) else value for key, value in params.items()}
+        if values not in sweep["arms"]:
+            return values
+    combinations = (dict(zip(space, map(str, values), strict=True)) for values in itertools.product(*space.values()))
+    return next(values for values in combinations if values not in sweep["arms"])
 
 
 def pruned(space: Space, sweep: Sweep, folder: pathlib.Path, arm: int) -> bool:
@@ -38,8 +48,10 @@ def _distributions(space: Space) -> dict[str, BaseDistribution]:
 def _study(space: Space, sweep: Sweep, folder: pathlib.Path) -> optuna.Study:
     """Returns the study of all runs that are begun: trial i is arm i."""
     begun = [run for run in sweep["runs"] if sweep["arms"][run["arm"]]]
-    # A seed of its own for each question, so that a search that goes on asks what an uninterrupted one asks.
-    sampler = optuna.samplers.TPESampler(seed=sweep["runs"][0]["seed"] + len(begun), constant_liar=True)
+    # A seed of its own for each question, so that a search that goes on asks what an uninterrupted one asks. Hashed: the
+    # questions are independent, and no other search's.
+    (seed,) = np.random.SeedSequence([sweep["runs"][0]["seed"], len(begun)]).generate_state(1)
+    sampler = optuna.samplers.TPESampler(seed=int(seed), constant_liar=True)
     study = optuna.create_study(sampler=sampler, direction="maximize" if sweep["same"]["highest"] else "minimize")
     for run in begun:
         state = "COMPLETE" if run["loss"] is not None else "PRUNED" if run["why"] else "RUNNING"

@@ -3,7 +3,9 @@
 import math
 import pathlib
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from jaxlm.run import metrics
 
@@ -11,8 +13,8 @@ search = pytest.importorskip("jaxlm.plan.sweep.search", exc_type=ImportError)
 SPACE = {"optim.lr": (1e-4, 1e-1), "optim.weight_decay": (0.0, 0.5), "optim.schedule": ["cosine", "linear"]}
 
 
-def begin(runs: int, highest: bool = False) -> dict:
-    entries = [{"name": f"trial_{i + 1}", "arm": i, "seed": 3, "loss": None, "why": ""} for i in range(runs)]
+def begin(runs: int, highest: bool = False, seed: int = 3) -> dict:
+    entries = [{"name": f"trial_{i + 1}", "arm": i, "seed": seed, "loss": None, "why": ""} for i in range(runs)]
     return {"same": {"metric": "val/loss", "highest": highest}, "arms": [{}] * runs, "runs": entries}
 
 
@@ -50,6 +52,34 @@ def test_a_search_that_goes_on_asks_what_an_uninterrupted_one_asks(tmp_path):
     for number in (12, 13):
         do(again, tmp_path, number)
     assert again["arms"] == whole["arms"]
+
+
+def test_no_combination_is_tried_twice(tmp_path):
+    few = {"optim.schedule": ["cosine", "linear", "wsd"], "model.qk_norm": ["False", "True"], "optim.b2": [".9", ".95"]}
+    made = begin(12)
+    for run, values in zip(made["runs"], made["arms"], strict=True):
+        values = search.ask(few, made, tmp_path)
+        made["arms"][run["arm"]], run["loss"] = values, 3.0 + (values["optim.schedule"] != "wsd")
+    assert len({tuple(arm.values()) for arm in made["arms"]}) == 12
+    narrow = begin(12)
+    for number in range(12):
+        narrow["arms"][number] = search.ask({"optim.lr": (1.0, 1.002)}, narrow, tmp_path)
+    assert len({float(arm["optim.lr"]) for arm in narrow["arms"]}) == 12
+
+
+def test_the_values_spread_as_draws_do_and_no_other_seed_has_them(tmp_path):
+    space = {"optim.weight_decay": (0.0, 1.0), "optim.b2": (0.0, 1.0)}
+    drawn = []
+    for seed in range(20):
+        made = begin(10, seed=seed)
+        for number in range(10):
+            made["arms"][number] = search.ask(space, made, tmp_path)
+        drawn += made["arms"]
+    values_Nx2 = np.array([[float(arm[key]) for key in space] for arm in drawn])
+    assert len(np.unique(values_Nx2, axis=0)) == len(drawn) == 200
+    for values in values_Nx2.T:
+        assert stats.kstest(values, "uniform").pvalue > 0.01
+    assert abs(np.corrcoef(values_Nx2.T)[0, 1]) < 0.2
 
 
 def test_several_runs_at_a_time_have_values_of_their_own(tmp_path):
