@@ -342,13 +342,18 @@ class Supervisor:
 
 
 @contextlib.contextmanager
-def signals(supervisors: Collection[Supervisor]) -> Iterator[None]:
+def signals(supervisors: Collection[Supervisor]) -> Iterator[list[int]]:
     """Passes signals on to the children, which are in process groups of their own: the terminal reaches only this process.
+
+    Yields the list of the requests to stop that came so far: a child that just ended takes none.
 
     After the end of `run`, ctrl-C and a request to stop at once raise KeyboardInterrupt; with no supervisor each request does.
     """
 
+    came: list[int] = []
+
     def on_signal(number: int, frame: typing.Any) -> None:
+        came.extend([number] * (number != signal.SIGUSR1))
         for each in [each for each in supervisors if not each.over] or [*supervisors]:
             each.on_signal(number)
         if not supervisors and number != signal.SIGUSR1:
@@ -370,7 +375,7 @@ def signals(supervisors: Collection[Supervisor]) -> Iterator[None]:
     interrupts.release()
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        yield
+        yield came
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

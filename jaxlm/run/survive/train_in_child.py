@@ -89,16 +89,17 @@ def train_all(
     with (
         console.working("training", len(waiting), "runs", end=False, quiet=True) as tell,
         futures.ThreadPoolExecutor(len(cores), "run", lambda: os.sched_setaffinity(0, next(own))) as pool,
-        supervisor.signals(running),
+        supervisor.signals(running) as asked,
     ):
-        while running or (waiting and not code):
-            while waiting and not code and len(running) < len(cores):
+        while running or (waiting and not code and not asked):
+            while waiting and not code and not asked and len(running) < len(cores):
                 if line := refused(waiting[0]):
                     say(f"{_place(runs, waiting[0])}: not begun: {line}")
                     code = 3
-                else:
-                    begun = supervised(config_of(run := waiting.popleft()))
-                    running[begun] = pool.submit(begun.run), run
+                    break
+                begun = supervised(config_of(waiting[0]))
+                if not asked:  # meanwhile
+                    running[begun] = pool.submit(begun.run), waiting.popleft()
             tell(ended, ", ".join(run["name"] for _, run in running.values()))
             futures.wait([future for future, _ in running.values()], _LOOK_S, futures.FIRST_COMPLETED)
             for each, (future, run) in [*running.items()]:
@@ -109,6 +110,9 @@ def train_all(
                 elif why := "" if run["why"] else stopped(run, each.config):
                     run["why"] = why
                     each.on_signal(signal.SIGTERM)
+    if asked and waiting and not code:  # it came as a run ended, which took no notice
+        say("interrupted between two runs; the same command resumes")
+        return 4
     return code
 
 

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pathlib
+import signal
 import threading
 import time
 
@@ -153,6 +154,25 @@ def test_after_a_run_that_is_interrupted_or_fails_no_other_begins_and_those_that
     assert runs.train(tmp_path, monkeypatch, cores=[os.sched_getaffinity(0)] * 2) == code
     assert (runs.begun, sorted(runs.ended)) == ([*"ab"], ended)
     assert [run["loss"] for run in runs.entries] == [None, 3.0, None, None]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("together", [1, 2])
+def test_after_a_signal_that_came_as_a_run_ended_no_other_begins(tmp_path, monkeypatch, capsys, number, together):
+    runs = Runs("abcd")
+
+    def end() -> None:
+        time.sleep(0.1)
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(runs.meet, "wait", end)
+    code = runs.train(tmp_path, monkeypatch, cores=[os.sched_getaffinity(0)] * together)
+    if number == signal.SIGUSR1:  # asks for the stacks
+        assert (code, runs.ended) == (0, [*"abcd"])
+    else:
+        assert code == 4
+        assert 1 <= len(runs.ended) <= together
+        assert "interrupted between two runs; the same command resumes" in capsys.readouterr().err
 
 
 def test_a_run_that_is_not_begun_ends_it_once_the_others_are_done(tmp_path, monkeypatch, capsys):
