@@ -170,7 +170,7 @@ VERBS = {
         "sweep",
         "runs with several values of keys, and which differences are noise",
         {
-            "--seeds": _number("of each value, from config.seed on (default: 3; of a search: 1)", 3),
+            "--seeds": _number("of each value, from config.seed on (default: 3; of a search: 1)", None),
             "--one-at-a-time": _flag("vary one key at a time (default: all combinations)"),
             "--search": _number("so many runs, by Optuna; a key may have a range: 1e-3..1e-2", None),
             "--usd": _option("begin no run that would pass these dollars", "USD", type=float),

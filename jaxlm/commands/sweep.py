@@ -24,6 +24,8 @@ from jaxlm.run import metrics
 from jaxlm.run.metrics import HELD_OUT
 from jaxlm.run.survive import train_in_child
 
+_SEEDS = 3  # of each arm, if --seeds says nothing
+
 
 def run(config: Config, args: argparse.Namespace) -> int:
     """Trains the missing runs, and writes SWEEP/sweep.json and report.html. `args.arms` and more: as `cli` stores them."""
@@ -43,7 +45,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     same = {"metric": args.metric, "highest": args.highest, "data": data}
     same |= {"search": json.dumps(args.space)} if args.search else {}
     arms = [{}] * (args.search or 0) or [values for values, _ in args.arms]
-    plan = sweep.begin(config, folder, args.own, arms, 1 if args.search else args.seeds, same)
+    plan = sweep.begin(config, folder, args.own, arms, 1 if args.search else args.seeds or _SEEDS, same)
     largest = [max(configs, key=lambda arm: count_params(arm.model))]
     rows = [sweep.row(arm) for arm in (largest if args.search else configs)]
     making = _Making(args, plan, folder, size, limit, sweep.cores(plan, rows))
@@ -51,7 +53,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     left, price = making.left(), config.hardware.usd_per_hour
     if limit and left and left > limit and all(run["loss"] is None for run in plan["runs"]):
         paid = f" ({dollars(left * price)})" if price else ""
-        raise ConfigError(f"these runs take about {hours(left)}{paid}, and --hours or --usd allows {hours(limit)}")
+        raise ConfigError(f"these runs take about {hours(left)}{paid}, and {_flag(args, limit)} allows {hours(limit)}")
     head = "\n".join([sweep_text.runs(plan, left, price, len(making.cores)), *sweep_text.lines(plan)])
     if args.plan:
         print(json.dumps(plan) if args.json else head)
@@ -73,10 +75,14 @@ def _limit(config: Config, args: argparse.Namespace) -> float | None:
     """Returns the hours that --hours and --usd allow; None without either. Raises ConfigError for bad options."""
     price = config.hardware.usd_per_hour
     if len(args.arms) < 2:
-        raise ConfigError("nothing to compare: give a key several values, such as --config.optim.lr=1e-3,2e-3")
+        a_range = f"with --search={args.search or 'RUNS'} a range: --config.optim.lr=1e-4..1e-2"
+        words = f"give a key several values, such as --config.optim.lr=1e-3,2e-3, or {a_range}"
+        raise ConfigError(f"nothing to compare: {words}")
     ranges = [key for key, values in args.space.items() if isinstance(values, tuple)]
     if ranges and args.search is None:
         raise ConfigError(f"config.{ranges[0]} has a range of values: give --search=RUNS, or values with commas")
+    if args.search and (args.one_at_a_time or (args.seeds or 1) > 1):
+        raise ConfigError("--search chooses what goes together, on one seed: leave --seeds and --one-at-a-time out")
     if args.search and not ranges and args.search > len(args.arms):
         few = f"the values have only {len(args.arms)} combinations"
         raise ConfigError(f"--search={args.search}: {few}: give fewer runs, or leave --search out, and all are trained")
@@ -90,6 +96,11 @@ def _limit(config: Config, args: argparse.Namespace) -> float | None:
     if args.metric == HELD_OUT and (key := next((key for key in args.own if key.startswith("dpo.")), None)):
         raise ConfigError(f"config.{key} changes {HELD_OUT} itself: --metric=val/accuracy --highest compares the runs")
     return min(filter(None, [args.hours, args.usd and args.usd / price]), default=None)
+
+
+def _flag(args: argparse.Namespace, limit: float) -> str:
+    """Returns the option that the limit in hours comes from."""
+    return "--hours" if limit == args.hours else "--usd"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +145,8 @@ class _Making:
         spent, needed = sum(each) / len(self.cores), max((run["planned_hours"] or 0.0) - run["hours"], 0.0)
         if not self.limit or spent + needed <= self.limit:
             return ""
-        return f"it takes about {hours(needed)}, and {hours(spent)} of {hours(self.limit)} are spent; a higher limit goes on"
+        of = f"{hours(spent)} of {hours(self.limit)} are spent"
+        return f"it takes about {hours(needed)}, and {of}; a higher {_flag(self.args, self.limit)} goes on"
 
     def stopped(self, run: Sweep, config: Config) -> str:
         """Returns "pruned at step N" if the search's pruner stops the run."""

@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 
 from ml_collections import config_dict
@@ -16,7 +17,7 @@ def split(overrides: Sequence[str]) -> tuple[list[str], dict[str, Sequence]]:
     """Takes the keys with several values out: "optim.lr=1e-3,2e-3"; of a tuple "adapter.targets=(q,v);(q,k,v)".
 
     Returns (the other overrides, key -> values), of a range, "optim.lr=1e-4..1e-2", the tuple of its ends. Raises
-    ConfigError if a key must be the same in all runs.
+    ConfigError if a key must be the same in all runs, for a key that is given again after several values, and for a bad range.
     """
     base, plain, swept = config_files.load("base"), [], {}
     for override in overrides:
@@ -24,10 +25,10 @@ def split(overrides: Sequence[str]) -> tuple[list[str], dict[str, Sequence]]:
         own, fixed = value_of(base, key), key.startswith(_FIXED)
         one = ";" not in text and (isinstance(own, tuple) or (fixed and isinstance(own, str)))  # a path with a comma
         values = [value.strip() for value in text.split(";" if ";" in text else ",")]
-        ends = text.split("..")
-        if len(ends) == 2 and isinstance(own, float):
-            with contextlib.suppress(ValueError):  # then the config says so
-                values = tuple(sorted(map(float, ends)))
+        if ".." in text and isinstance(own, int | float):
+            values = _ends(key, text, own)
+        if key in swept:
+            raise ConfigError(f"config.{key}={text}: this key has several values already: give all at once, A,B,C")
         if one or len(values) < 2:
             plain.append(override)
         elif key == "seed":
@@ -37,6 +38,16 @@ def split(overrides: Sequence[str]) -> tuple[list[str], dict[str, Sequence]]:
         else:
             swept[key] = list(map(_quoted, values)) if isinstance(own, tuple) else values
     return plain, swept
+
+
+def _ends(key: str, text: str, own: float) -> tuple[float, float]:
+    """Returns the two ends of a range, the lower first. Raises ConfigError if `text` is none, or `own` is a whole number."""
+    with contextlib.suppress(ValueError):
+        low, high = sorted(map(float, text.split("..")))
+        if isinstance(own, float) and "..." not in text and -math.inf < low < high < math.inf:
+            return low, high
+    form = "a range is LOW..HIGH of a key with a point in its number, such as --config.optim.lr=1e-4..1e-2"
+    raise ConfigError(f"config.{key}={text}: {form}; other values have commas between them: A,B,C")
 
 
 def _quoted(text: str) -> str:

@@ -97,10 +97,12 @@ def test_all_combinations_are_trained_on_each_seed_and_the_keys_are_judged(data,
     assert cli.main(argv(data, tmp_path, *SWEPT, "--seeds=3", "--json")) == 0  # more seeds: only these are trained
     assert json.loads(capsys.readouterr().out) == sweep.read(folder)
     assert len(trained.names) == 12
+    assert cli.main(argv(data, tmp_path, *SWEPT, "--plan")) == 0  # of three seeds, if none is given
+    assert capsys.readouterr().out.startswith("12 runs of 4 arms, 12 done\n")
 
 
 def test_one_at_a_time_compares_with_the_configs_own(data, tmp_path, trained, capsys):
-    assert cli.main(argv(data, tmp_path, *SWEPT, "--one-at-a-time", "--seeds=1", "--config.optim.lr=2e-3;4e-3")) == 0
+    assert cli.main(argv(data, tmp_path, "--config.optim.lr=2e-3;4e-3", SWEPT[1], "--one-at-a-time", "--seeds=1")) == 0
     own = [name for name in trained.names if name.endswith("seed_0")]
     assert own == [f"lr_{lr}-qk_norm_{norm}-seed_0" for lr, norm in (("0.001", False), ("0.002", False))] + [
         "lr_0.004-qk_norm_False-seed_0",
@@ -134,7 +136,7 @@ def test_a_run_that_would_pass_the_limit_is_not_begun(data, tmp_path, trained, c
     limits = ("--usd=1", "--config.hardware.usd_per_hour=2")  # half an hour: five runs of six minutes
     assert cli.main(argv(data, tmp_path, SWEPT[0], *limits)) == 3
     assert "run 6 of 6" in (err := capsys.readouterr().err)
-    assert "not begun: it takes about 6 min, and 30 min of 30 min are spent" in err
+    assert "not begun: it takes about 6 min, and 30 min of 30 min are spent; a higher --usd goes on" in err
     assert len(trained.names) == 5
     lines = metrics.JsonLines(tmp_path / "sweeps" / "optim.lr" / "runs" / "lr_0.002-seed_2" / "metrics.jsonl")
     lines.write({"step": 5, "train/loss": 3.0, "wall_s": 180.0})  # half of the sixth was done before: it counts
@@ -148,7 +150,7 @@ def test_a_run_that_would_pass_the_limit_is_not_begun(data, tmp_path, trained, c
 def test_more_runs_than_money_are_refused(data, tmp_path, trained, monkeypatch, capsys):
     monkeypatch.setattr(sweep, "row", lambda config: {"kind": "NVIDIA H200", "hours": 1.0})
     assert cli.main(argv(data, tmp_path, *SWEPT, "--usd=20", "--config.hardware.usd_per_hour=2")) == 2
-    assert "these runs take about 12 h ($24.00), and --hours or --usd allows 10 h" in capsys.readouterr().err
+    assert "these runs take about 12 h ($24.00), and --usd allows 10 h" in capsys.readouterr().err
     assert not trained.names
 
 
@@ -180,6 +182,10 @@ def test_runs_that_train_at_a_time_share_the_machines_hours_and_its_price(data, 
 @pytest.mark.parametrize(
     ("more", "words"),
     [
+        (
+            [*SWEPT, "--config.optim.lr=4e-3,8e-3"],
+            "config.optim.lr=4e-3,8e-3: this key has several values already: give",
+        ),
         (["--config.optim.lrr=1,2"], "unknown key config.optim.lrr; did you mean config.optim.lr?"),
         (["--config.optim.lr=1e-3,fast"], "config.optim.lr=fast: expected float"),
         (["--config.model.n_heads=4,5"], "not divisible by model.n_heads=5"),
@@ -198,7 +204,9 @@ def test_runs_that_train_at_a_time_share_the_machines_hours_and_its_price(data, 
             "--search=5: the values have only 4 combinations: give fewer runs, or leave --search out",
         ),
         (["--config.optim.lr=1e-3,.001,2e-3", "--search=3"], "the values have only 2 combinations"),
-        (["--search=5"], "nothing to compare: give a key several values"),
+        (["--search=5"], "or with --search=5 a range: --config.optim.lr=1e-4..1e-2"),
+        ([*SWEPT, "--search=3", "--seeds=2"], "--search chooses what goes together, on one seed: leave --seeds and"),
+        ([*SWEPT, "--search=3", "--one-at-a-time"], "leave --seeds and --one-at-a-time out"),
         (["--config.optim.weight_decay=-1..1", "--search=5"], "config.optim.weight_decay=-1.0"),
         (["--config.optim.lrr=1..2", "--search=5"], "unknown key config.optim.lrr"),
         (["--config.model.n_heads=4,8", "--config.model.d_model=32,40", "--search=5"], "model.head_dim=5 must be even"),
@@ -213,7 +221,7 @@ def test_bad_input_is_one_line(data, tmp_path, trained, capsys, more, words):
 
 @pytest.mark.parametrize(("program", "metric"), [("grpo", "val/reward"), ("ppo", "val/reward"), ("sft", "val/loss")])
 def test_rewards_are_compared_by_the_held_out_reward(program, metric):
-    given = argparse.Namespace(metric=None, highest=False, arms=[])
+    given = argparse.Namespace(metric=None, highest=False, arms=[], search=None)
     own = resolve(config_files.load("base", ["workdir=x", "data.path=x"]))
     with pytest.raises(ConfigError, match="nothing to compare"):
         command.run(dataclasses.replace(own, program=program), given)
@@ -224,7 +232,10 @@ def test_another_config_or_a_metric_that_is_not_measured_is_one_line(data, tmp_p
     assert cli.main(argv(data, tmp_path, *SWEPT, "--seeds=1", "--metric=val/accuracy")) == 2
     assert "is done and has no val/accuracy: give another --metric" in capsys.readouterr().err
     assert cli.main(argv(data, tmp_path, *SWEPT, "--seeds=1")) == 2
-    assert "holds a sweep with metric = val/accuracy, now it is val/loss" in capsys.readouterr().err
+    assert (
+        "holds a sweep with metric val/accuracy, and now it is one with metric val/loss: set it back"
+        in capsys.readouterr().err
+    )
     where = f"--out={tmp_path / 'other'}"
     assert cli.main(argv(data, tmp_path, *SWEPT, "--seeds=1", where)) == 0
     assert cli.main(argv(data, tmp_path, *SWEPT, "--seeds=1", where, "--config.optim.weight_decay=0.3")) == 2
@@ -256,9 +267,10 @@ def test_a_search_chooses_the_values_prunes_and_goes_on(data, tmp_path, trained,
     assert cli.main(argv(data, tmp_path, *more, "--search=7", "--json")) == 0
     assert len(json.loads(capsys.readouterr().out)["runs"]) == 7
     assert cli.main(argv(data, tmp_path, "--config.optim.lr=1e-4..1e-3", more[1], "--search=6")) == 2
-    assert "holds a sweep with search = " in capsys.readouterr().err
+    was = "holds a sweep with --search of optim.lr=0.0001..0.01 model.qk_norm=False,True, and now it is one "
+    assert f"{was}with --search of optim.lr=0.0001..0.001 model.qk_norm=False,True: set" in capsys.readouterr().err
     assert cli.main(argv(data, tmp_path, *SWEPT)) == 2
-    assert "set it back, or give another --out" in capsys.readouterr().err
+    assert f"{was}without --search: set it back, or give another --out" in capsys.readouterr().err
 
 
 def test_the_pruner_is_asked_once_after_each_evaluation_but_the_last(tmp_path, monkeypatch):

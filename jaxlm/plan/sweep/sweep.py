@@ -69,8 +69,8 @@ def begin(config: Config, folder: pathlib.Path, own: Arm, arms: Sequence[Arm], s
     same = {"keys": ", ".join(own), **same}
     saved = read(folder) or {"same": same, "arms": [], "runs": []}
     for key in [key for key in saved["same"] | same if saved["same"].get(key) != same.get(key)]:
-        was = f"a sweep with {key} = {saved['same'].get(key)}, now it is {same.get(key)}"
-        raise ConfigError(f"{folder} holds {was}: set it back, or give another --out")
+        was, now = (_told(key, values.get(key)) for values in (saved["same"], same))
+        raise ConfigError(f"{folder} holds a sweep {was}, and now it is one {now}: set it back, or give another --out")
     if search:
         arms, own = [*saved["arms"], *arms[len(saved["arms"]) :]], {}
     base = {key: value if value in (arm[key] for arm in arms) else arms[0][key] for key, value in own.items()}
@@ -81,6 +81,18 @@ def begin(config: Config, folder: pathlib.Path, own: Arm, arms: Sequence[Arm], s
         runs.append(entry | {"name": name, "arm": place, "seed": seed})
     head = {"version": VERSION, "same": same, "shape": shape, "base": base, "arms": arms}
     return head | {"threads": saved.get("threads", 0), "runs": runs}
+
+
+def _told(key: str, value: typing.Any) -> str:
+    """Returns a value of `same` as a command line says it: "with --search of optim.lr=0.001..0.01", "without --highest"."""
+    if key in ("highest", "search") and not value:
+        return f"without --{key}"
+    if key == "search":
+        joined = {
+            name: (".." if isinstance(v[0], float) else ",").join(map(str, v)) for name, v in json.loads(value).items()
+        }
+        return f"with --search of {' '.join(f'{name}={values}' for name, values in joined.items())}"
+    return "with --highest" if key == "highest" else f"with {key} {value}"
 
 
 def of_run(run: Sweep, folder: pathlib.Path, of_arm: Config, at_once: int) -> Config:

@@ -12,13 +12,14 @@ Table = list[list[str]]  # the first row is the head
 
 
 def runs(sweep: Sweep, left: float | None, usd_per_hour: float, at_once: int) -> str:
-    """Returns a line on the runs, how many train at a time, and the hours that they still take (None: unknown)."""
+    """Returns a line on the runs, how many train at a time, and the hours that they still take (0: none; None: unknown)."""
     done = sum(run["loss"] is not None for run in sweep["runs"])
     takes = "an unknown time" if left is None else f"about {hours(left)}"
     takes += f", {dollars(left * usd_per_hour)}" if left and usd_per_hour else ""
     several = f" {at_once} at a time, on {sweep['threads']} of the machine's cores each;" if at_once > 1 else ""
     arms = "" if sweep["same"].get("search") else f" of {len(sweep['arms'])} arms"
-    return f"{len(sweep['runs'])} runs{arms}, {done} done;{several} the others take {takes}"
+    rest = f";{several} the others take {takes}" if left or left is None else ""
+    return f"{len(sweep['runs'])} runs{arms}, {done} done{rest}"
 
 
 def lines(sweep: Sweep) -> list[str]:
