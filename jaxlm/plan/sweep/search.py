@@ -23,9 +23,7 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 def ask(space: Space, sweep: Sweep, folder: pathlib.Path) -> dict[str, str]:
     """Returns key -> value for the next run, values that no run has. A range above 0 is searched by its logarithm."""
     study = _study(space, sweep, folder)
-    for digits in range(
-        4, 4 + _ASKS
-    ):  # more of them if numbers of fewer are taken; and what is asked again is less liked
+    for digits in range(4, 4 + _ASKS):  # what is asked again is liked less, and of a number has more digits
         params = study.ask(_distributions(space)).params
         values = {key: f"{value:.{digits}g}" if isinstance(value, float) else value for key, value in params.items()}
         if values not in sweep["arms"]:

@@ -88,10 +88,9 @@ def _told(key: str, value: typing.Any) -> str:
     if key in ("highest", "search") and not value:
         return f"without --{key}"
     if key == "search":
-        joined = {
-            name: (".." if isinstance(v[0], float) else ",").join(map(str, v)) for name, v in json.loads(value).items()
-        }
-        return f"with --search of {' '.join(f'{name}={values}' for name, values in joined.items())}"
+        space = json.loads(value).items()  # of a range, its two floats
+        keys = (f"{name}={('..' if isinstance(v[0], float) else ',').join(map(str, v))}" for name, v in space)
+        return f"with --search of {' '.join(keys)}"
     return "with --highest" if key == "highest" else f"with {key} {value}"
 
 

@@ -349,7 +349,6 @@ def signals(supervisors: Collection[Supervisor]) -> Iterator[list[int]]:
 
     After the end of `run`, ctrl-C and a request to stop at once raise KeyboardInterrupt; with no supervisor each request does.
     """
-
     came: list[int] = []
 
     def on_signal(number: int, frame: typing.Any) -> None:

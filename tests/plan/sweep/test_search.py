@@ -54,13 +54,18 @@ def test_a_search_that_goes_on_asks_what_an_uninterrupted_one_asks(tmp_path):
     assert again["arms"] == whole["arms"]
 
 
-def test_no_combination_is_tried_twice(tmp_path):
+def test_no_combination_is_tried_twice(tmp_path, monkeypatch):
     few = {"optim.schedule": ["cosine", "linear", "wsd"], "model.qk_norm": ["False", "True"], "optim.b2": [".9", ".95"]}
     made = begin(12)
     for run, values in zip(made["runs"], made["arms"], strict=True):
         values = search.ask(few, made, tmp_path)
         made["arms"][run["arm"]], run["loss"] = values, 3.0 + (values["optim.schedule"] != "wsd")
     assert len({tuple(arm.values()) for arm in made["arms"]}) == 12
+    monkeypatch.setattr(search, "_ASKS", 0)  # the sampler names no combination that is left
+    gone = made["arms"][7]
+    made["arms"][7] = {}
+    assert search.ask(few, made, tmp_path) == gone
+    monkeypatch.undo()
     narrow = begin(12)
     for number in range(12):
         narrow["arms"][number] = search.ask({"optim.lr": (1.0, 1.002)}, narrow, tmp_path)
