@@ -173,6 +173,11 @@ def _resolved(name: str, args: argparse.Namespace, overrides: list[str]) -> conf
     if given.phases.shrink:
         console.say(shrink.summary(config))
     if verb.module is None:
+        if run := config_files.averaged(config.workdir):
+            raise ConfigError(
+                f"{config.workdir} is an average, which has no optimizer: go on with jaxlm train {run}, or branch "
+                f"from it: jaxlm train {run} --branch=decay"
+            )
         importlib.import_module("jaxlm.data.batches.which_data").check(config, args.config, overrides, lines.append)
     if name in ("train", "plan"):
         lines += _of_shape(name, args.config, overrides, config)

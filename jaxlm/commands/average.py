@@ -22,19 +22,25 @@ from jaxlm.run.checkpoints import keep, saving
 from jaxlm.train import origin
 
 Weights = dict[int, float]  # step -> its share of the average
+_CHOOSES = "loss_that_chooses"
 _IN_TRAINING = "in training"  # the moving average that the last checkpoint holds (checkpoint.average)
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
     """Prints the held-out loss of each part and average, and writes the best average to RUN/average.
 
-    Without a flag the average is chosen by every other row of the held-out text; then the table has its loss on the others.
+    The average is chosen by every other row of the held-out text (`loss_that_chooses`); `loss` is that on the others.
     """
+    flags = (args.last, args.ema, args.steps or None)
+    _check(*flags)
     model.check_run(config, args.config)
     folder = pathlib.Path(config.workdir)
     if config.adapter.kind != "none":
         raise ConfigError(f"{folder} trained an adapter: only whole models are averaged")
-    flags = (args.last, args.ema, args.steps or None)
+    if config.program != "pretrain":
+        raise ConfigError(
+            f"{folder} was trained by {config.program}: averages are chosen by held-out text, which only pretraining has"
+        )
     moving = together(lambda: origin.averaged_in_training(origin.open(folder))) if flags == (None,) * 3 else None
     ways = together(lambda: _ways(folder, args, bool(moving)))
     parts = {step: origin.open(folder, step) for step in sorted({step for way in ways.values() for step in way})}
@@ -50,14 +56,31 @@ def run(config: Config, args: argparse.Namespace) -> int:
         for name, weights in measured.items():
             losses = evaluate({"params": weights.params(abstract, shardings)})
             row = {"checkpoint": name, "parts": len(ways.get(name, "1"))}
-            rows.append(row | {"chosen_by": losses["val/even"], "loss": losses["val/odd"]})
-    best = min((row for row in rows if row["checkpoint"] in ways), key=lambda row: row["chosen_by"])["checkpoint"]
-    _write(config, folder, averages[best], functools.partial(averages[best].params, abstract, shardings))
+            rows.append(row | {_CHOOSES: losses["val/even"], "loss": losses["val/odd"]})
+    by_loss = sorted(rows, key=lambda row: row[_CHOOSES])
+    best = next(row for row in by_loss if row["checkpoint"] in ways)
+    alone = next(row for row in by_loss if row["checkpoint"] not in ways)
+    name = best["checkpoint"]
+    made = f"{name}, of the steps {', '.join(map(str, ways[name]))}"
+    _write(config, folder, averages[name], functools.partial(averages[name].params, abstract, shardings), made)
     if jax.process_index() == 0:
         print_table(rows, args.json)
-    say(f"wrote {folder / config_files.AVERAGE}: {best}, of the steps {', '.join(map(str, ways[best]))}")
-    say(f"next: jaxlm eval {folder}@{config_files.AVERAGE}, or any command that takes a run")
+    worse = best["loss"] > alone["loss"]
+    say(
+        f"wrote {folder / config_files.AVERAGE}: {made}"
+        + f"; it is worse than {alone['checkpoint']} alone ({alone['loss']:.4g})" * worse
+    )
+    better = f" --checkpoint={alone['checkpoint'].split()[-1]}" if worse else f"@{config_files.AVERAGE}"
+    say(f"next: jaxlm eval {folder}{better}")
     return 0
+
+
+def _check(last: int | None, ema: float | None, steps: str | None) -> None:
+    """Raises ConfigError if more than one flag is given, or --ema is out of bounds."""
+    if sum(flag is not None for flag in (last, ema, steps)) > 1:
+        raise ConfigError("--last, --ema and --steps are three ways: give one of them, or none to try several ways")
+    if ema is not None and not 0 < ema < 1:
+        raise ConfigError(f"--ema={ema:g}: between 0 and 1")
 
 
 def _ways(folder: pathlib.Path, args: argparse.Namespace, moving: bool = False) -> dict[str, Weights]:
@@ -81,8 +104,6 @@ def _ways(folder: pathlib.Path, args: argparse.Namespace, moving: bool = False) 
             raise ConfigError(f"--last={args.last}: there are {len(kept)} checkpoints; at least 2 make an average")
         return {f"last {args.last}": _equal(kept[-args.last :])}
     if args.ema is not None:
-        if not 0 < args.ema < 1:
-            raise ConfigError(f"--ema={args.ema:g}: between 0 and 1")
         return {f"ema {args.ema:g}": _ema(kept, args.ema)}
     means = {_IN_TRAINING: {kept[-1]: 1.0}} if moving else {}
     means |= {f"last {count}": _equal(kept[-count:]) for count in (2, 3, 5, 10) if count <= len(kept)}
@@ -107,7 +128,7 @@ def _evaluator(run: model.Restored, config: Config) -> held_out.Evaluator:
     raise ConfigError(f"{config.workdir} has no held-out text to measure averages by")
 
 
-def _write(config: Config, folder: pathlib.Path, average: origin.Origin, params) -> None:
+def _write(config: Config, folder: pathlib.Path, average: origin.Origin, params, how: str) -> None:
     """Writes the run in RUN/average, in place of an earlier one."""
     out, part = folder / config_files.AVERAGE, folder / f".{config_files.AVERAGE}.part"
     data = dataclasses.replace(config.data, dir=str(pathlib.Path(config.data.dir).resolve()))
@@ -116,7 +137,7 @@ def _write(config: Config, folder: pathlib.Path, average: origin.Origin, params)
     saving.save_weights(part / "checkpoints", params, redact(dataclasses.asdict(made)))
 
     def finish() -> None:
-        write(made, average.tokenizer(), part, f"averaged from checkpoints of {folder.resolve()}")
+        write(made, average.tokenizer(), part, f"the average of {folder.resolve()}: {how}")
         shutil.rmtree(out, ignore_errors=True)
         os.rename(part, out)
 

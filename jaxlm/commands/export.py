@@ -71,8 +71,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
 def _name(config: Config) -> str:
     """Returns the export's name: that of the run's folder; RUN-average of RUN@average."""
     folder = pathlib.Path(config.workdir).resolve()
-    of_run = folder.name == config_files.AVERAGE and (folder.parent / "config.json").is_file()
-    return f"{folder.parent.name}-{folder.name}" if of_run else folder.name
+    run = config_files.averaged(folder)
+    return f"{run.name}-{folder.name}" if run else folder.name
 
 
 def _remarks(args: argparse.Namespace, source: export.Source, facts: card.Facts, place: pathlib.Path) -> Iterator[str]:

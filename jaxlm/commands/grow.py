@@ -38,7 +38,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError(
             "grow takes a config of the larger model, and the smaller run: jaxlm grow CONFIG --config.origin=RUN"
         )
-    out, began = pathlib.Path(config.workdir).absolute(), time.perf_counter()
+    out, began = pathlib.Path(config.workdir).resolve(), time.perf_counter()
     together(lambda: check_new(out, "--config.workdir"), first_only=True)
     carries, config = config.origin_state, settle.by_rule(dataclasses.replace(config, origin_state=False), say)
     opened = origin.open(config.origin, config.origin_checkpoint, peft.READERS)

@@ -33,7 +33,7 @@ _ROWS = 1024  # that an embedding may have beyond the tokenizer's ids, without a
 def run(config: Config, args: argparse.Namespace) -> int:
     """Imports the model in the folder that `config.workdir` names into the run `args.out`."""
     folder = pathlib.Path(config.workdir)
-    out = pathlib.Path(args.out).expanduser().absolute()
+    out = pathlib.Path(args.out).expanduser().resolve()
     if peft_config.is_adapter(folder):
         raise ConfigError(f"{folder} is an adapter: begin with it, --config.origin={folder}, or import its base")
     together(lambda: _check(folder, out), first_only=True)

@@ -67,6 +67,7 @@ def _string(config: Config, args: argparse.Namespace) -> int:
         removal.check_new(path)
     if len(raw) < string_index.SHORTEST:
         say("no index serves --regex, or a string of under 3 bytes: all tokens are searched")
+    without = {}  # place -> a line; a run and its origin may have read the same data
     for trained in trained_on.of(config):
         texts = trained.texts(raw)
         with _searching(trained) as tell:
@@ -76,6 +77,13 @@ def _string(config: Config, args: argparse.Namespace) -> int:
             print_table([dataclasses.asdict(match) | seen for match, seen in zip(matches, more, strict=True)], True)
         else:
             _show(trained, matches)
+            if not matches:
+                what, place = (
+                    ("document", trained.data.path) if trained.data else ("example", pathlib.Path(trained.run))
+                )
+                without.setdefault(place.resolve(), f"no {what} of {place} holds it")
+    for line in without.values():
+        say(line)
     if path and matches:
         removal.write(path, matches, args.regex or raw.decode("utf-8", "replace")[:200])
         say(f"wrote {path}: {several(len(matches), 'document')}")
@@ -148,8 +156,6 @@ def _show(trained: Trained, matches: list[Match]) -> None:
         print_table([_row(match, trained.steps(match)) for match in own[:_SHOWN]], False)
         if len(own) > _SHOWN:
             print(f"... and {len(own) - _SHOWN:,} more of {source} (--json prints all)")
-    if not matches:
-        say(f"no {'document' if data else 'example'} of {data.path if data else trained.run} holds it")
 
 
 def _row(match: Match, steps: list[int]) -> dict[str, str | int]:

@@ -33,6 +33,8 @@ _KEYS += ("distributed.num_processes=0", "stability.spike_z=0")  # which batches
 def run(config: Config, args: argparse.Namespace) -> int:
     """Prints what a receipt proves, what was changed, what a replay costs, and what differs in it. Returns 0, or 3."""
     folder = pathlib.Path(config.workdir).resolve()
+    if trained := config_files.averaged(folder):
+        raise ConfigError(f"{folder} is an average, and has no steps to replay: jaxlm verify {trained}")
     if not config.workdir or not (folder / "metrics.jsonl").is_file():
         raise ConfigError(f"no run that was trained in {folder}: jaxlm verify RUN, with the folder of a run")
     if args.steps is not None and (args.steps < 1 or args.until_digest):

@@ -83,6 +83,12 @@ def at_step(word: str) -> tuple[str, str]:
     return (folder, step) if named and not files.expanded(word).exists() else (word, "")
 
 
+def averaged(folder: str | pathlib.Path) -> pathlib.Path | None:
+    """Returns RUN if the folder is RUN/average, the place of the run's average; else None."""
+    run = pathlib.Path(folder).parent
+    return run if pathlib.Path(folder).name == AVERAGE and (run / "config.json").is_file() else None
+
+
 def _kind(folder: pathlib.Path) -> Literal["run", "model", "documents"]:
     config = folder / "config.json"
     if config.is_file():

@@ -8,12 +8,13 @@ import jax
 from jax.sharding import Mesh
 
 from jaxlm import models
-from jaxlm.config import Config, ConfigError, MeshConfig, RunError
+from jaxlm.config import Config, ConfigError, MeshConfig, RunError, config_files
 from jaxlm.data.shards import shards
 from jaxlm.data.tokenizer import coder
 from jaxlm.devices import processes, sharding
 from jaxlm.models.transformer import Transformer
 from jaxlm.plan import settle
+from jaxlm.run import ledger
 from jaxlm.run.checkpoints import digest
 from jaxlm.run.workdir import check_same_model
 from jaxlm.step.objectives.base import Variables
@@ -29,7 +30,8 @@ class Restored:
       variables: the parameters and, if trained beside them, an adapter or the virtual tokens of prompt tuning.
       data: the data that the run was trained on; None for a model from elsewhere.
       step: the training step at which the checkpoint was saved; 0 for a model from elsewhere.
-      name: the model in a message: "checkpoint 100 of RUN", "the model of FOLDER".
+      name: the model in a message: "checkpoint 100 of RUN", "the average of RUN: last 2, of the steps 90, 100", "the model of
+        FOLDER".
     """
 
     mesh: Mesh
@@ -80,4 +82,6 @@ def restore(config: Config, checkpoint: str, readers: Sequence[origin.Reader] = 
         raise RunError(f"the model of {workdir}: {name} has a number that is not finite; copy the model's files again")
     step = source.provenance.get("step")
     name = f"the model of {workdir}" if step is None else f"checkpoint {step} of {workdir}"
+    if config_files.averaged(workdir) and (starts := ledger.read(pathlib.Path(workdir))["starts"]):
+        name = starts[0]["ended"]["why"]  # of which steps it is an average
     return Restored(mesh, model, variables, source.tokenizer(), data, int(step or 0), name)

@@ -75,7 +75,8 @@ def dtypes_of(to: str, asked: str | None) -> tuple[str, list[str]]:
     """
     first, *more = dict.fromkeys(word.strip().lower() for word in (asked or TARGETS[to][0]).split(","))
     if first not in TARGETS[to]:
-        raise ConfigError(f"--dtype={asked}: --to={to} writes {', '.join(TARGETS[to])}")
+        other = next((f"; give --to={name} for {first}" for name, types in TARGETS.items() if first in types), "")
+        raise ConfigError(f"--dtype={asked}: --to={to} writes {', '.join(TARGETS[to])}{other}")
     if more and (to == "peft" or set(more) - set(gguf.DTYPES)):
         beside = "one type alone" if to == "peft" else f"GGUF files in {', '.join(gguf.DTYPES)} after the first type"
         raise ConfigError(f"--dtype={asked}: --to={to} writes {beside}")

@@ -148,7 +148,8 @@ def _typed(overrides: Sequence[str]) -> set[str]:
 
 def _folder(config: config_dict.ConfigDict) -> pathlib.Path:
     """Returns the origin's folder; if that is gone, the folder of this run, which began with the origin."""
-    folder = files.expanded(config.origin)
+    named, step = config_files.at_step(config.origin)  # RUN@average; a step is config.origin_checkpoint's
+    folder = files.expanded(config.origin if step else named)
     if folder.is_dir():
         config.origin = str(folder.resolve())  # absolute, so that the run resumes from any folder
         return folder

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from tiny_keys import keys
 from jaxlm.cli import cli
 from jaxlm.commands import average
 from jaxlm.config import ConfigError, config_files
+from jaxlm.interop import inherit
 from jaxlm.train import origin
 
 TINY = keys("""
@@ -60,7 +62,6 @@ def test_the_weights_of_each_way(tmp_path):
         ({"steps": "5"}, "--steps=5: two or more of the checkpoints 5, 10, 15, 20"),
         ({"steps": "5,6"}, "--steps=5,6: two or more"),
         ({"steps": "5,x"}, "--steps=5,x: two or more"),
-        ({"ema": 1.0}, "--ema=1: between 0 and 1"),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path, flags, line):
@@ -88,11 +89,84 @@ def test_the_average_is_written_beside_the_run_and_is_one(capsys, run):
     np.testing.assert_allclose(mean, (leaves[0] + leaves[1]) / 2, rtol=1e-6, atol=1e-8)
     assert (mean != leaves[0]).any()
     assert cli.main(["eval", f"{run}@average", "--json"]) == 0
-    measured = {row["metric"]: row["value"] for row in map(json.loads, capsys.readouterr().out.splitlines())}
-    halves = rows[-1]["chosen_by"], rows[-1]["loss"]
+    out, err = capsys.readouterr()
+    assert f"the average of {run}: average, of the steps 1, 3\n" in err
+    measured = {row["metric"]: row["value"] for row in map(json.loads, out.splitlines())}
+    halves = rows[-1]["loss_that_chooses"], rows[-1]["loss"]
     assert min(halves) < measured["val/loss"] < max(halves)
     assert cli.main(["average", str(run)]) == 0  # again, by the best of several ways
     assert "wrote" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("better", "said", "command"),
+    [
+        ("average", "wrote {run}/average: average, of the steps 1, 3\n", "@average"),
+        (
+            "step 1",
+            "wrote {run}/average: average, of the steps 1, 3; it is worse than step 1 alone (2)\n",
+            " --checkpoint=1",
+        ),
+    ],
+)
+def test_an_average_that_is_worse_than_a_checkpoint_is_said(capsys, run, monkeypatch, better, said, command):
+    names = iter(["step 1", "step 3", "average"])
+    losses = {True: {"val/even": 2.0, "val/odd": 2.0}, False: {"val/even": 3.0, "val/odd": 3.0}}
+    monkeypatch.setattr(average, "_evaluator", lambda *given: lambda params: losses[next(names) == better])
+    assert cli.main(["average", str(run), "--steps=1,3"]) == 0
+    err = capsys.readouterr().err
+    assert said.format(run=run) in err
+    assert err.endswith(f"next: jaxlm eval {run}{command}\n")
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--last=2", "--ema=.9"], "--last, --ema and --steps are three ways"),
+        (["--steps=1,3", "--ema=.9"], "--last, --ema and --steps are three ways"),
+        (["--ema=1.5"], "--ema=1.5: between 0 and 1"),
+        (["--ema=1"], "--ema=1: between 0 and 1"),
+        (
+            ["--config.program=sft"],
+            "{run} was trained by sft: averages are chosen by held-out",
+        ),
+    ],
+)
+def test_what_can_not_be_averaged_is_one_line(capsys, run, flags, line):
+    assert cli.main(["average", str(run), *flags]) == 2
+    err = capsys.readouterr().err
+    assert line.format(run=run) in err
+    assert err.count("\n") == 1
+
+
+def test_a_path_with_dots_is_as_good_as_another(run, tmp_path, monkeypatch):
+    (tmp_path / "deep").mkdir()
+    monkeypatch.chdir(tmp_path / "deep")
+    shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("average"))
+    assert cli.main(["average", "../run", "--last=2"]) == 0
+    assert origin.open("../run/average").provenance == {"path": str(tmp_path / "run/average"), "step": 0}
+
+
+@pytest.mark.parametrize(
+    ("verb", "line"),
+    [
+        ("verify", "{run}/average is an average, and has no steps to replay: jaxlm verify {run}"),
+        (
+            "train",
+            "{run}/average is an average, which has no optimizer: go on with jaxlm train {run}, or branch from",
+        ),
+    ],
+)
+def test_an_average_has_no_steps(capsys, run, verb, line):
+    assert cli.main(["average", str(run), "--last=2"]) == 0
+    capsys.readouterr()
+    assert cli.main([verb, f"{run}@average"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert line.format(run=run) in err
+    given = config_files.load("base", [f"origin={run}@average"])
+    inherit.take(given, [], lambda line: None)
+    assert given.origin == str(run / "average")
 
 
 def test_a_name_with_at(tmp_path):

@@ -152,6 +152,7 @@ def test_what_cant_be_is_one_line(run, tmp_path, capsys):
     given = {
         f"--out={tmp_path / 'full'}": (2, "not empty"),
         f"--out={tmp_path / 'a'} --dtype=int4": (2, "--to=hf writes bf16, f16, f32"),
+        f"--out={tmp_path / 'a'} --dtype=q4_k_m": (2, "--to=hf writes bf16, f16, f32; give --to=gguf for q4_k_m"),
         f"--out={tmp_path / 'a'} --checkpoint=7": (2, "no checkpoint '7'"),
     }
     for flags, (code, words) in given.items():

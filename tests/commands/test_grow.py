@@ -58,7 +58,7 @@ def params_of(run, step: int) -> dict:
 
 
 @pytest.mark.recipe
-def test_it_begins_at_the_loss_of_the_smaller_model_and_every_new_part_moves(small, tmp_path, capsys):
+def test_it_begins_at_the_loss_of_the_smaller_model_and_every_new_part_moves(small, tmp_path, capsys, monkeypatch):
     run, small, out = small, tmp_path / "small", tmp_path / "large"
     shutil.copytree(run, small)
     assert cli.main(["train", str(small), "--config.train.steps=8"]) == 0
@@ -71,6 +71,9 @@ def test_it_begins_at_the_loss_of_the_smaller_model_and_every_new_part_moves(sma
     assert json.loads((out / "run.json").read_text())["starts"][0]["ended"]["why"].startswith(
         f"grown from {small}, step 8: "
     )
+    monkeypatch.chdir(small)
+    assert cli.main(grow("../small", "../dotted")) == 0
+    assert "grown: " in capsys.readouterr().err
     begun, moved = params_of(out, 0), tmp_path / "moved"
     shutil.move(out, moved)
     assert cli.main(["train", str(moved), "--config.train.steps=20", "--config.optim.rates=('new/.* 2','.* 0.5')"]) == 0

@@ -89,6 +89,14 @@ def test_what_can_not_be_imported_is_one_line(folders, tmp_path, capsys):
     assert f"jaxlm train base --config.origin={model}" in capsys.readouterr().err
 
 
+def test_paths_with_dots_are_as_good_as_others(folders, tmp_path, monkeypatch):
+    monkeypatch.chdir(folders[0])
+    (tmp_path / "deep").mkdir()
+    assert cli.main(["import", "../model", f"--out={tmp_path}/deep/../run"]) == 0
+    saved = json.loads((tmp_path / "run/config.json").read_text())
+    assert (saved["workdir"], saved["origin"]) == (str(tmp_path / "run"), str(folders[0]))
+
+
 @pytest.mark.parametrize(("rows", "said"), [(1600, "warning: 1,253 of the model's 1,600 rows have no id"), (1300, "")])
 def test_rows_without_ids_are_told_if_they_are_many(tmp_path, capsys, rows, said):
     tiny_hf.weights(tmp_path / "model", vocab_size=rows)

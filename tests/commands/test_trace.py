@@ -79,6 +79,15 @@ def test_a_string_is_found_and_its_documents_taken_out(capsys, data, tmp_path):
     assert "new is not the data that" in said(capsys, *other, "--string=sea")[2]
 
 
+def test_data_of_a_run_and_its_origin_are_named_once(capsys, data, tmp_path):
+    for name, origin in (("a", ""), ("b", tmp_path / "a")):
+        (tmp_path / name).mkdir()
+        given = [f"workdir={tmp_path / name}", f"data.dir={data.path}", f"origin={origin}", "model.vocab_size=300"]
+        (tmp_path / name / "config.json").write_text(config.to_json(config.resolve(config_files.load("base", given))))
+    code, out, err = said(capsys, "trace", tmp_path / "b", "--string=zzz")
+    assert (code, out, err) == (0, "", f"no document of {data.path} holds it\n")
+
+
 def test_what_a_text_copies(capsys, data, tmp_path):
     code, out, err = said(capsys, "trace", data.path, "--string=sea", "--json")
     stream, row = data.stream("a"), next(row for row in map(json.loads, out.splitlines()) if row["tokens"] > 60)

@@ -231,7 +231,7 @@ def save_weights(
     `make` returns the parameters, `beside` further items; both are freed before the read-back. Raises RunError if a number is
     not finite or the save fails.
     """
-    checkpoints = checkpoints.absolute()
+    checkpoints = checkpoints.resolve()  # TensorStore refuses `..`
     together(lambda: _clear(checkpoints), first_only=True)
     items = {"params": make(), **beside()}
     digests, bad = digest.look(items)
