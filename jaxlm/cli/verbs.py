@@ -175,8 +175,9 @@ VERBS = {
             "--search": _number("so many runs, by Optuna; a key may have a range: 1e-3..1e-2", None),
             "--usd": _option("begin no run that would pass these dollars", "USD", type=float),
             "--hours": _option("begin no run that would pass these hours", "H", type=float),
-            "--metric": _text("NAME", "what is compared, of metrics.jsonl (default: val/loss, or val/reward)", None),
-            "--highest": _flag("a higher metric is better"),
+            "--metric": _text(
+                "NAME[:BEST]", "what is compared (default: val/loss); BEST: highest or lowest", None
+            ),
             "--plan": _flag("only print the runs, their hours and what they can tell apart"),
             "--out": _text("SWEEP", "the folder for it all (default: WORKDIR/sweeps/KEYS)", None),
             **_JSON,
@@ -255,13 +256,13 @@ VERBS = {
             "--to": {
                 "default": "hf",
                 "choices": ("hf", "gguf", "peft"),
-                "help": "hf: a folder of transformers (default); gguf: files of llama.cpp; peft: the adapter alone",
+                "help": "hf: for transformers (default); gguf: for llama.cpp; peft: the adapter alone",
             },
-            "--out": _text("DIR", "the folder; an earlier export is replaced (default: exports/RUN or RUN-FORMAT)"),
+            "--out": _text("DIR", "the folder; replaces an earlier export (default: exports/RUN[-FORMAT])"),
             **_CHECKPOINT,
             "--dtype": _text(
                 "TYPE[,TYPE]",
-                "hf: bf16 (default), f16, f32, then types of GGUF; gguf: f16 (default), f32, q8_0, q6_k, q5_k_m, q4_k_m",
+                "hf: bf16, f16, f32; gguf: f16, f32, q8_0, q6_k, q5_k_m, q4_k_m (default: 1st)",
                 None,
             ),
             "--push": _text("USER/NAME", "send the folder to this repository of the Hugging Face hub, private if new"),

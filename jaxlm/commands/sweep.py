@@ -29,9 +29,11 @@ _SEEDS = 3  # of each arm, if --seeds says nothing
 
 def run(config: Config, args: argparse.Namespace) -> int:
     """Trains the missing runs, and writes SWEEP/sweep.json and report.html. `args.arms` and more: as `cli` stores them."""
-    if args.metric is None:  # rewards have no held-out loss
-        rewards = config.program in ("ppo", "grpo")
-        args.metric, args.highest = ("val/reward", True) if rewards else (HELD_OUT, args.highest)
+    rewards = config.program in ("ppo", "grpo")  # which have no held-out loss
+    metric, _, best = (args.metric or ("val/reward:highest" if rewards else HELD_OUT)).partition(":")
+    if best not in ("", "highest", "lowest"):
+        raise ConfigError(f"--metric={args.metric}: after the name comes :highest, :lowest (the default), or nothing")
+    args.metric, args.highest = metric, best == "highest"
     limit = _limit(config, args)
     train_in_child.check(config, args.config, args.overrides, "sweep")
     data, size, configs = config.data.path, 0, [arm for _, arm in args.arms]
@@ -94,7 +96,7 @@ def _limit(config: Config, args: argparse.Namespace) -> float | None:
     if args.usd and not price:
         raise ConfigError(f"--usd={args.usd:g} needs the machine's price: --config.hardware.usd_per_hour=USD")
     if args.metric == HELD_OUT and (key := next((key for key in args.own if key.startswith("dpo.")), None)):
-        raise ConfigError(f"config.{key} changes {HELD_OUT} itself: --metric=val/accuracy --highest compares the runs")
+        raise ConfigError(f"config.{key} changes {HELD_OUT} itself: --metric=val/accuracy:highest compares the runs")
     return min(filter(None, [args.hours, args.usd and args.usd / price]), default=None)
 
 

@@ -197,7 +197,8 @@ def test_a_sweep_says_whether_a_bend_is_within_the_noise_of_seeds(tmp_path):
     a_run(run, smooth(1) + 0.3 * (STEPS >= 70), np.full(120, 1e-2), {})
     c = config.resolve(config_files.from_run(run / "config.json"))
     shape = {"parameters": outlook.gather(run)["run"]["params"], "steps": c.train.steps}
-    made = {"version": sweep.VERSION, "same": {}, "shape": shape, "runs": [], "noise": {"squares": 0.0, "df": 0}}
+    made = {"version": sweep.VERSION, "same": {}, "shape": shape, "arms": [], "runs": []}
+    made["noise"] = {"squares": 0.0, "df": 0}
 
     def says(scatter: float) -> str:
         text = json.dumps(made | {"result": {"scatters": [scatter]}})

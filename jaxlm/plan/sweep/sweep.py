@@ -84,14 +84,14 @@ def begin(config: Config, folder: pathlib.Path, own: Arm, arms: Sequence[Arm], s
 
 
 def _told(key: str, value: typing.Any) -> str:
-    """Returns a value of `same` as a command line says it: "with --search of optim.lr=0.001..0.01", "without --highest"."""
-    if key in ("highest", "search") and not value:
-        return f"without --{key}"
+    """Returns a value of `same` as a command line says it: "with --search of optim.lr=0.001..0.01", "without --search"."""
+    if key == "search" and not value:
+        return "without --search"
     if key == "search":
         space = json.loads(value).items()  # of a range, its two floats
         keys = (f"{name}={('..' if isinstance(v[0], float) else ',').join(map(str, v))}" for name, v in space)
         return f"with --search of {' '.join(keys)}"
-    return "with --highest" if key == "highest" else f"with {key} {value}"
+    return f"with the {'highest' if value else 'lowest'} as best" if key == "highest" else f"with {key} {value}"
 
 
 def of_run(run: Sweep, folder: pathlib.Path, of_arm: Config, at_once: int) -> Config:
