@@ -175,9 +175,7 @@ VERBS = {
             "--search": _number("so many runs, by Optuna; a key may have a range: 1e-3..1e-2", None),
             "--usd": _option("begin no run that would pass these dollars", "USD", type=float),
             "--hours": _option("begin no run that would pass these hours", "H", type=float),
-            "--metric": _text(
-                "NAME[:BEST]", "what is compared (default: val/loss); BEST: highest or lowest", None
-            ),
+            "--metric": _text("NAME[:BEST]", "what is compared (default: val/loss); BEST: highest or lowest", None),
             "--plan": _flag("only print the runs, their hours and what they can tell apart"),
             "--out": _text("SWEEP", "the folder for it all (default: WORKDIR/sweeps/KEYS)", None),
             **_JSON,
