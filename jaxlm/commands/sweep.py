@@ -65,8 +65,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         console.keep(folder / console.LOG)
         say(head)
         sweep.write(folder, plan)
-        m = making
-        code = train_in_child.train_all(plan["runs"], m.config_of, m.after, m.refused, m.cores, m.stopped)
+        code = making.train()
         making.page()
     if tables := sweep_text.tables(plan):
         print(json.dumps(plan) if args.json else "\n\n".join([*map(table, tables), "\n".join(sweep_text.lines(plan))]))
@@ -126,6 +125,11 @@ class _Making:
             if self.plan["arms"][run["arm"]]:
                 self._note(run, self.config_of(run))
         sweep.conclude(self.plan, self.folder)
+
+    def train(self) -> int:
+        """Trains the runs that are not done; returns the exit code."""
+        ways = self.config_of, self.after, self.refused, self.cores, self.stopped
+        return train_in_child.train_all(self.plan["runs"], *ways)
 
     def left(self) -> float | None:
         """Returns the hours until all runs are done; None: unknown."""

@@ -148,7 +148,7 @@ def _explained(bend: Mapping, steps: np.ndarray, losses: np.ndarray, rates: np.n
     before = int(steps[np.searchsorted(steps, bend["step"]) - 1])
     after = min(bend["step"] + max(bend["over"], round(WIDTHS[1] * steps[-1])), int(steps[-1]))
     with contextlib.suppress(ValueError, ArithmeticError):
-        fitted = forecast.fit(steps, losses, lambda s: np.interp(s, [0, *steps], [0, *rates]), before, before)
+        fitted = forecast.fit(steps, losses, forecast.logged(steps, rates), before, before)
         if isinstance(fitted, forecast.Forecast):
             held = fitted.gain(after, lambda s: fitted.rate(np.full(len(s), before)))
             return float(held[0] - fitted.gain(after)[0])

@@ -279,8 +279,10 @@ def _spikes(summary: dict) -> Markup:
             rows.append((*figures, cell(", ".join(row["documents"]), kind="text")))
         parts.append(table(("step", "batch", "loss", "score", "documents"), rows, "Spikes"))
     if backs:
-        cells = [("{} to {}".format(*r["steps"]), count(r["to"]), "{} to {}".format(*r["batches"])) for r in backs]
-        rows = [(*cells[i], cell(row["why"], kind="text")) for i, row in enumerate(backs)]
+        rows = []
+        for row in backs:
+            steps, batches = ("{} to {}".format(*row[name]) for name in ("steps", "batches"))
+            rows.append((steps, count(row["to"]), batches, cell(row["why"], kind="text")))
         parts.append(table(("steps", "back to", "skipped batches", "why"), rows, "Rollbacks"))
     return join(parts)
 

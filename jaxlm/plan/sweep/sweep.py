@@ -203,7 +203,7 @@ def _saved(sweep: Sweep, folder: pathlib.Path, change: float) -> list[float] | N
     needed = np.interp(values[-1] + change, np.minimum.accumulate(values)[::-1], at[::-1])
     if logged and sweep["shape"]["program"] == "pretrain" and metric == metrics.HELD_OUT:
         x, losses, rates = np.array(logged).T
-        law = forecast.fit(x.astype(int), losses, lambda n: np.interp(n, [0, *x], [0, *rates]), steps, steps)
+        law = forecast.fit(x.astype(int), losses, forecast.logged(x, rates), steps, steps)
         if isinstance(law, forecast.Forecast):
             goal, shorter = law.squeezed(steps) + change, range(max(steps // 20, 1), steps)
             needed = shorter[0] + bisect.bisect_left(shorter, True, key=lambda n: law.squeezed(n) <= goal)

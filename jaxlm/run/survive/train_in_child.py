@@ -49,9 +49,8 @@ def supervised(config: Config) -> supervisor.Supervisor:
     return supervisor.Supervisor(command, config, output=folder / OUTPUT)
 
 
-Entry = dict[
-    str, typing.Any
-]  # of a run in a file: loss (None until it is done), why (it has none; or ""), hours, planned_hours
+# Of a run in a file: loss (None until it is done), why (it has none; or ""), hours, planned_hours.
+Entry = dict[str, typing.Any]
 After = Callable[[Entry, Config, str], None]
 
 
