@@ -1,11 +1,9 @@
 """The first story's 1.04B model (docs/stories.md), faster: 1,038,696,448 parameters, 6.5B tokens where it took 11.8B.
 
-    jaxlm prepare configs/data/gpuburnout.py
-    jaxlm tokenize configs/data/gpuburnout.py
     jaxlm train speed_1b --config.workdir=runs/speed_1b
 
-Data, depth and width of gpuburnout_1b, with 16 query / 4 key-value heads of 128 and QK-norm: it exports as Qwen3. Muon for the
-layers' matrices, rates and b2 by rule (6e-4 for them, 7.64e-4 for the rest, .99497), linear to 0, 262,144 tokens a step. By
+Data (made as its file says), depth and width of gpuburnout_1b, with 16 query / 4 key-value heads of 128 and QK-norm: it
+exports as Qwen3. Muon for the layers' matrices, rates and b2 by rule (6e-4 for them, 7.64e-4 for the rest, .99497), linear to 0, 262,144 tokens a step. By
 published sweeps that comes to the reference's loss with about half of its tokens (docs/recipe.md). One A100, H100 or H200 of
 80 GB or more.
 
@@ -13,8 +11,8 @@ Planned by `jaxlm plan`, not measured: 22.5 hours on one H100, $61 at $2.70 an h
 Muon's own time, evaluation and checkpoints are not in that (the two make it $61.7). Final loss: not yet measured.
 
 If you do not know when you will stop: `--config.optim.schedule=wsd --config.optim.decay_fraction=.5`, and finish from any
-checkpoint by `jaxlm train RUN --branch=decay --steps=N`. The whole plan in a minute or two on a CPU, small:
-`jaxlm train speed_1b --config.workdir=runs/shrunk --config.phases.shrink=cpu`.
+checkpoint by `jaxlm train RUN --branch=decay --steps=N`. `--config.phases.shrink=cpu` tries the
+whole plan in a minute or two on a CPU, small.
 """
 
 from jaxlm.configs import base

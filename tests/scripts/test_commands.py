@@ -67,6 +67,7 @@ SMALLER = {
     "CONFIG": "configs/data/techdocs.py",
     "--budget=USD": "--budget=50",
     "--checkpoint=8000,16000": "--checkpoint=2,4",
+    "--checkpoint=800": "--checkpoint=2",
     **{
         f"--config.data.dir={name}": "--config.data.dir=DATA"
         for name in ("DIR", "data/docs", "data/mine", "data/mine-2")
@@ -77,7 +78,7 @@ SMALLER = {
     "--config.origin=SFT_RUN": "--config.origin=runs/sft",
     "--help=SECTION": "--help=optim",
     **dict.fromkeys(("--step=100", "--step=N"), "--step=2"),
-    **dict.fromkeys(("--steps=2000", "--steps=N", "--steps=460"), "--steps=6"),
+    **dict.fromkeys(("--steps=2000", "--steps=200", "--steps=N", "--steps=460"), "--steps=6"),
     "--sweep=8192,16384,32768": "--sweep=512,1024",
     "--took=FOLDER": "--took=TOOK",
     "--without=FILE": "--without=personx.jsonl",
