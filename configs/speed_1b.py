@@ -3,9 +3,9 @@
     jaxlm train speed_1b --config.workdir=runs/speed_1b
 
 Data (made as its file says), depth and width of gpuburnout_1b, with 16 query / 4 key-value heads of 128 and QK-norm: it
-exports as Qwen3. Muon for the layers' matrices, rates and b2 by rule (6e-4 for them, 7.64e-4 for the rest, .99497), linear to 0, 262,144 tokens a step. By
-published sweeps that comes to the reference's loss with about half of its tokens (docs/recipe.md). One A100, H100 or H200 of
-80 GB or more.
+exports as Qwen3. Muon for the layers' matrices, rates and b2 by rule (6e-4 for them, 7.64e-4 for the rest, .99497), linear to
+0, 262,144 tokens a step. By published sweeps that comes to the reference's loss with about half of its tokens
+(docs/recipe.md). One A100, H100 or H200 of 80 GB or more.
 
 Planned by `jaxlm plan`, not measured: 22.5 hours on one H100, $61 at $2.70 an hour; 63.6 hours on one A100, $102 at $1.60.
 Muon's own time, evaluation and checkpoints are not in that (the two make it $61.7). Final loss: not yet measured.
