@@ -16,13 +16,12 @@ import itertools
 import json
 import os
 import pathlib
-import types
 from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from array_record.python import array_record_data_source, array_record_module
+from array_record.python import array_record_module
 
 from jaxlm.config import ConfigError, RunError
 from jaxlm.corpus.documents import TableWriter
@@ -157,18 +156,7 @@ class TokenStream:
         self.tokens: int = entry["tokens"]
         self._shards, self.verifier = entry["shards"], data.verifier
         self._ends = list(itertools.accumulate(shard["records"] for shard in self._shards))
-        self._open()
-
-    def _open(self) -> None:
-        """Sets the reader of records. A reader that failed once fails for ever, so a new try needs a new one."""
-        # In this form ArrayRecordDataSource takes a whole file without opening it first.
-        shards = [
-            types.SimpleNamespace(
-                filename=str(self._data.path / s["file"]), skip=0, take=s["records"], examples_in_shard=s["records"]
-            )
-            for s in self._shards
-        ]
-        self._records = array_record_data_source.ArrayRecordDataSource(shards) if shards else None
+        self._readers: dict[str, array_record_module.ArrayRecordReader] = {}  # of files that are open
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Returns tokens [start, stop) in the stored type.
@@ -189,14 +177,17 @@ class TokenStream:
         return self._shards[bisect.bisect_right(self._ends, token // self._block_tokens)]
 
     def _block(self, i: int) -> np.ndarray:
-        shard = self._shards[bisect.bisect_right(self._ends, i)]
+        number = bisect.bisect_right(self._ends, i)
+        shard = self._shards[number]
+        position = i - self._ends[number] + shard["records"]
 
         def attempt() -> bytes:
             try:
                 self.verifier.first_read(shard)
-                return self._records[i]
+                return self._reader(shard).read([position])[0]
             except Exception:
-                self._open()
+                # A reader that failed once fails for ever.
+                self._readers.pop(shard["file"], None)
                 raise
 
         block = np.frombuffer(self.verifier.read(shard, f"record {i}", attempt), self._dtype)
@@ -204,6 +195,17 @@ class TokenStream:
         if len(block) != expected:
             raise self.verifier.damaged(shard, f"record {i} holds {len(block)} tokens instead of {expected}")
         return block
+
+    def _reader(self, shard: dict) -> array_record_module.ArrayRecordReader:
+        reader = self._readers.get(shard["file"])
+        if not reader:  # two threads may open two: one is dropped
+            path = str(self._data.path / shard["file"])
+            options = {
+                "options": "readahead_buffer_size:0",
+                "file_reader_buffer_size": 32 << 10,
+            }  # records are far apart
+            reader = self._readers[shard["file"]] = array_record_module.ArrayRecordReader(path, **options)
+        return reader
 
 
 @dataclasses.dataclass(frozen=True)
