@@ -237,7 +237,9 @@ def words(comparisons: Sequence[Comparison], a: str, b: str) -> list[str]:
 def _clause(one: Comparison, a: str, b: str) -> str:
     p = f"(p {probability(one.adjusted)})"
     if one.metric == BITS:
-        bits = f"bits per byte {'of the answers' if one.task in TASKS else 'on ' + title(one.task)}"
+        bits = "bits per byte " + (
+            "of the answers" if one.task in TASKS else f"on {title(one.task)}, the mean of documents,"
+        )
         if not one.apart:
             return f"{bits} can't be told apart: {_short(one.a)} and {_short(one.b)} {p}"
         moved = "lower" if one.difference < 0 else "higher"

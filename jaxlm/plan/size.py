@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator
 
 from jaxlm.config import Config, ConfigError, ModelConfig
+from jaxlm.data.shards import vocabulary
 from jaxlm.host.console import human
 from jaxlm.plan.flops import count_params
 from jaxlm.plan.ladder.rungs import smaller
@@ -31,9 +32,10 @@ def overrides(config: Config, text: str) -> list[str]:
         wanted = 0
     if wanted <= 0:
         raise ConfigError(f"--params={text}: a number of parameters, such as 10M or 1.5B")
-    if not config.model.vocab_size:
+    vocab_size = config.model.vocab_size or vocabulary.known(config)[0]
+    if not vocab_size:
         raise ConfigError("--params counts the embedding too: give --config.model.vocab_size=N")
-    sized = _sized(config.model, wanted, text)
+    sized = _sized(dataclasses.replace(config.model, vocab_size=vocab_size), wanted, text)
     return [f"model.{key}={getattr(sized, key)}" for key in _KEYS]
 
 

@@ -162,8 +162,8 @@ class Remarks:
         if ended >= _FEWEST_ENDED:
             return []
         return [
-            f"{1 - ended:.0%} of the answers do not end within sample.max_new_tokens: if that stays so to the last step, train "
-            "longer or at a higher optim.lr, or look at the data: do its answers end?"
+            f"{1 - ended:.0%} of the answers do not end within sample.max_new_tokens; if the run ends so: more steps, "
+            "a higher optim.lr, or data whose answers end"
         ]
 
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import tiny_data
 
 from jaxlm import config
 from jaxlm.cli import cli
@@ -83,3 +84,11 @@ def test_the_command_line_says_the_keys_that_it_sets(capsys):
     assert "--config.model.n_layers=" in said
     assert cli.main(["plan", "quickstart", *said.split()[1:], "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["model"] == json.loads(out)["model"]
+
+
+def test_without_its_vocabulary_size_the_datas_counts(tmp_path):
+    with pytest.raises(ConfigError, match="counts the embedding too"):
+        size.overrides(of("quickstart", "model.vocab_size=0"), "3M")
+    data = tiny_data.make(tmp_path, {"web": 1.0}, documents=50)
+    found = size.overrides(of("quickstart", "model.vocab_size=0", f"data.dir={tmp_path}"), "3M")
+    assert found == size.overrides(of("quickstart", f"model.vocab_size={data.vocab_size}"), "3M")

@@ -57,12 +57,15 @@ def assumed(config: Config, say: Say) -> Config:
     """Returns the config with a size and says why: the data's, the tokenizer's, what would be chosen, or the largest."""
     if config.model.vocab_size:
         return config
-    size, why = _find(config)
+    size, why = known(config)
+    if not size:
+        size, why = MOST, "tokens are assumed, since there is no data yet"
     say(f"model.vocab_size=0: {size:,} {why}")
     return with_size(config, size)
 
 
-def _find(config: Config) -> tuple[int, str]:
+def known(config: Config) -> tuple[int, str]:
+    """Returns (size, whose it is): the data's, the tokenizer's, or what prepared documents will get; (0, "") without any."""
     root = pathlib.Path(config.data.dir)
     if config.data.dir and (root / shards.MANIFEST).is_file():
         return shards.open_data(root).vocab_size, f"tokens, those of the data in {root}"
@@ -74,4 +77,4 @@ def _find(config: Config) -> tuple[int, str]:
         sources = prepare.open_prepared(root).manifest["sources"].values()
         size = choose(sum(source["kept"]["bytes"] for source in sources))
         return size, f"tokens, as will be chosen for the documents in {root}"
-    return MOST, "tokens are assumed, since there is no data yet"
+    return 0, ""
