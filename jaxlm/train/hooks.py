@@ -81,8 +81,10 @@ class Save(Hook):
         pause_s = 1.0
         while why and from_first(lambda: self.checkpointer.holds(self._most_s)):
             if pause_s == 1.0:
+                most = f"up to {self.config.max_unprotected_minutes:g} minutes" if self._most_s < math.inf else "ever"
                 moment.say(
-                    f"step {moment.step}, the last, is tried again for checkpoint.max_unprotected_minutes: {why}"
+                    f"step {moment.step}, the last, is tried again for {most} (checkpoint.max_unprotected_minutes), each "
+                    f"minute; ctrl-C ends that: {why}"
                 )
             self.alive()
             time.sleep(pause_s)

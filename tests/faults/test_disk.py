@@ -99,7 +99,9 @@ def test_a_finished_run_holds_its_state_until_there_is_room(place):
     run.wait_for_saved(8)
     run.fault("write ENOSPC checkpoints/")
     run.go_on()
-    run.wait_for_words(f"step {STEPS}, the last, is tried again for checkpoint.max_unprotected_minutes: ")
+    run.wait_for_words(
+        f"step {STEPS}, the last, is tried again for up to 120 minutes (checkpoint.max_unprotected_minutes)"
+    )
     run.fault()
     assert "done" in run.end(0)
     assert verified(run.folder, STEPS)

@@ -249,6 +249,7 @@ class Checkpointer:
 
     def _failed(self, saving: Saving) -> None:
         """Says that a save failed, cleans up after it, and sets the time of the next try."""
+        told = self._ending and self.failing  # each minute
         self._owed, self._retry_at = True, time.monotonic() + (_NEXT_RETRY_S if self.failing else _RETRY_S)
         if saving.differs:
             self.failing = f"checkpoint {saving.step} is not what was saved: {saving.differs} ({saving.folder})"
@@ -256,7 +257,8 @@ class Checkpointer:
             cant = "verified" if saving.written else "saved"
             self.failing = f"checkpoint {saving.step} can't be {cant}: {saving.failed}"
         stays = f"step {max(self._steps)} stays" if self._steps else "no checkpoint is whole yet"
-        say(f"{self.failing}; {'it is tried again' if self._ending else 'training goes on'}, {stays}")
+        if not told:
+            say(f"{self.failing}; {'it is tried again' if self._ending else 'training goes on'}, {stays}")
         if jax.process_index():
             return
         if saving.differs:
