@@ -34,6 +34,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
         print(table(run_page.command_cells(took), right=(1, 2)))
     for row in summary["bends"]:
         say(f"the curve bends at step {row['step']:,}, by {row['change']:+.3f} nats: {row['why']}")
+    if not summary["bends"]:
+        say("no bend of the curve stands out from its noise")
     say(f"open {folder / markup.NAME}")
     return 0
 

@@ -20,7 +20,8 @@ def test_what_commands_took_is_printed_and_stands_in_page_and_json(tmp_path, cap
     (run / "metrics.jsonl").write_text(json.dumps({"step": 1, "wall_s": 5.0, "train/loss": 3.0}) + "\n")
     (took / "03-tokenize").write_text("600\n")
     assert cli.main(["report", str(run), f"--took={took}"]) == 0
-    said = capsys.readouterr().out
+    said, err = capsys.readouterr()
+    assert err.splitlines()[0] == "no bend of the curve stands out from its noise"
     assert [line.split() for line in said.splitlines() if line.startswith("03")] == [["03-tokenize", "10m00s", "$1.00"]]
     assert "03-tokenize" in (run / "report.html").read_text()
     assert cli.main(["report", str(run), f"--took={took}", "--json"]) == 0
