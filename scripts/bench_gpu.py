@@ -10,15 +10,19 @@ Runs these sections in this order, each part in its own process, and prints the 
     muon        the step with AdamW and with Muon, 131k and 262k tokens: the base of the recipe's dollars
     flags       XLA flags, one at a time, against none
     fp8         the MLP in float8
+    decode, serve                  greedy tokens of 1, 8 and 64 rows; of 1 to 8 clients, with their waits, without HTTP
+    sft, grpo   `jaxlm train sft` and grpo, as a user runs them, from a base of two steps on made text
 
 The model is configs/gpuburnout_1b.py at 2,048 tokens in bfloat16. In the compiled program every layer's attention must use
-fused kernels, or its row fails. Four calls of nine minutes should run everything. On an H100 (dev/LEADERBOARD.md) fp8 had no
-result within 224 s, so it has its own call; 3b ran on the H100, h128, accumulate and muon on an H200, flags not yet:
+fused kernels, or its row fails. Five calls of nine minutes should run everything. On an H100 (dev/LEADERBOARD.md) fp8 had no
+result within 224 s, so it has its own call; 3b ran on the H100, h128, accumulate and muon on an H200; flags and the last four
+not yet:
 
     python scripts/bench_gpu.py --minutes=9 --out=bench.json
     python scripts/bench_gpu.py --minutes=9 --out=bench.json --sections h128 3b accumulate flags
     python scripts/bench_gpu.py --minutes=9 --out=bench.json --sections muon
     python scripts/bench_gpu.py --minutes=9 --out=bench.json --sections fp8
+    python scripts/bench_gpu.py --minutes=9 --out=bench.json --sections decode serve sft grpo
 
 `--out` gets each section's rows when the section ends, so that a later call reads the best settings from the file, and its
 table has all rows. `--sections` without a name prints the file's table. After `--minutes` the running part is killed with its
@@ -49,6 +53,7 @@ import types
 import typing
 
 ORDER = ("attention", "sweep", "jaxlm", "torch", "hf", "h128", "3b", "accumulate", "muon", "flags", "fp8")
+ORDER += ("decode", "serve", "sft", "grpo")
 # What a section's part plans for; one that compiles for long may take SLACK more. Neither goes beyond --minutes.
 SECONDS = dict.fromkeys(ORDER, 100.0) | {
     "attention": 60.0,
@@ -56,6 +61,8 @@ SECONDS = dict.fromkeys(ORDER, 100.0) | {
     "jaxlm": 120.0,
     "flags": 150.0,
     "fp8": 450.0,
+    "sft": 200.0,
+    "grpo": 300.0,
 }
 SLACK = 60.0
 EACH = 60.0  # of a section with several parts
@@ -298,8 +305,8 @@ class Bench:
     def section(self, name: str) -> list[dict]:
         best, limit = self.best(), SECONDS[name]
         few = max(self.args.steps // 4, 3)
-        if name == "attention":
-            return self.part("attention", name, limit)
+        if name in ("attention", "decode", "serve", "sft", "grpo"):
+            return self.part(name, name, limit)
         if name == "sweep":
             return self.part("sweep", name, limit, backend=self.backend())
         if name == "jaxlm":

@@ -11,28 +11,38 @@ import json
 import os
 import pathlib
 import signal
+import statistics
+import subprocess
 import sys
 import tempfile
 import time
 import typing
 
+import bench_decode
 import bench_loader
+import bench_serve
 import bench_step
 import fused
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxlm import models
 from jaxlm.config import Config, config_files, resolve
 from jaxlm.data.batches import document_rows, loader
 from jaxlm.devices import processes
+from jaxlm.eval.completions import greedy
 from jaxlm.models import hardware
+from jaxlm.models.decode import generate, schedule
+from jaxlm.models.decode.engine import Engine
 from jaxlm.ops import attention_kernels
 from jaxlm.ops.attention import BACKENDS, attention, resolve_backend
 from jaxlm.plan import flops, lower
+from jaxlm.serve.batcher import Batcher
 
 FUSED = ("cudnn", "cudnn_packed", "tokamax", "pallas")
 ROWS = "train.microbatch_size"
+LARGE = {"n_layers": 16, "d_model": 2048, "n_heads": 32, "n_kv_heads": 8, "d_ff": 8192}  # configs/gpuburnout_1b.py
 TINY = {
     "model.n_layers": 2,
     "model.d_model": 64,
@@ -166,6 +176,97 @@ def sweep(work: dict) -> typing.Iterator[dict]:
         yield found
         jax.clear_caches()
         gc.collect()
+
+
+def decoder(work: dict) -> tuple[models.transformer.Transformer, dict, int, int]:
+    """Returns the model in bfloat16, random weights, the tokens of a prompt and of an answer."""
+    prompt, new = (4, 8) if work["tiny"] else (32, 128)
+    config = make_config(work, {"model.max_seq_len": 64 if work["tiny"] else 1024})
+    model = models.build(config.model, "xla")
+    return model, {"params": bench_decode.random_params(model, 0)}, prompt, new
+
+
+def decode(work: dict) -> typing.Iterator[dict]:
+    """Yields the decoder's greedy tokens per second for each number of rows, and the weights that it reads for them."""
+    model, variables, prompt, new = decoder(work)
+    n_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(variables))
+    for rows in (1, 2) if work["tiny"] else (1, 8, 64):
+        engine = Engine(model, variables, rows=rows, prefix_bytes=0)
+        prompts = np.random.default_rng(1).integers(3, model.config.vocab_size, (rows, prompt)).tolist()
+        asks, speeds = generate.asks(prompts, greedy(new)), []
+        for _ in range(6):
+            began = time.perf_counter()
+            tokens = sum(map(len, schedule.tokens_of(engine, asks)))
+            speeds.append(tokens / (time.perf_counter() - began))
+        speed = statistics.median(speeds[1:])  # the first compiles
+        reads = round(n_bytes * speed / rows / 1e9, 1)
+        yield {"what": f"jaxlm 1.04B decode, {rows} rows", "tokens/s": round(speed), "GB/s of weights": reads}
+
+
+def serve(work: dict) -> typing.Iterator[dict]:
+    """Yields the server's tokens per second and waits (ms), without HTTP, for each number of clients."""
+    model, variables, prompt, new = decoder(work)
+    batcher = Batcher(model, variables, rows=2 if work["tiny"] else 8)
+    batcher.warm(lambda line: print(line, flush=True))
+    for found in bench_serve.by_clients(batcher, prompt=prompt, new=new):
+        clients, failed = found.pop("clients"), found.pop("failed")
+        if failed:
+            raise RuntimeError(f"{failed} requests of {clients} clients failed")
+        yield {"what": f"jaxlm 1.04B serve, {clients} clients"} | {
+            name: round(value, 1) for name, value in found.items()
+        }
+    batcher.close()
+
+
+def post(work: dict) -> typing.Iterator[dict]:
+    """Yields the rate of `jaxlm train sft` or grpo, as a user runs them, from a base of two steps on made text.
+
+    The reward is an answer's length, so that no task has to be installed.
+    """
+    folder, tiny, rng = pathlib.Path(tempfile.mkdtemp()), work["tiny"], np.random.default_rng(0)
+    vocabulary, documents, size = (320, 400, 4) if tiny else (16_384, 20_000, 40)
+    words = ["".join(letters) for letters in rng.choice(list("abcdefghijklmnopqrstuvwxyz"), (vocabulary, 6))]
+    texts = [" ".join(rng.choice(words, size)) for _ in range(documents)]
+    chats = [{"prompt": text[:13], "response": text[14:]} for text in texts[:2000]]
+    (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (folder / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    (folder / "longer.py").write_text(
+        "def reward(prompts, answers, **columns):\n    return [len(a) / 100 for a in answers]\n"
+    )
+    batch, length = (4, 64) if tiny else (16, 1024)
+    rows = {
+        "train.batch_size": batch,
+        "train.microbatch_size": batch,
+        "train.seq_len": length,
+        "train.eval_every_steps": 0,
+    }
+    rows |= {"optim.warmup_steps": 1, "checkpoint.keep_last": 1, "sample.prompts": (), "log.every_steps": 1}
+    shape = TINY if tiny else {f"model.{key}": value for key, value in LARGE.items()}
+    base = {"data.path": folder / "texts.jsonl", "data.chat_tokens": True, "train.steps": 2}
+    jaxlm(folder, "base", "base", shape | {"model.vocab_size": vocabulary} | rows | base)
+    learn = {"origin": folder / "base", "train.steps": 4 if tiny else 30, "replay.share": 0.0}
+    jaxlm(folder, "sft", "sft", rows | learn | {"data.path": folder / "chats.jsonl"})
+    if work["kind"] == "grpo":
+        prompts, new, steps = (2, 16, 3) if tiny else (8, 128, 8)
+        ask = {"origin": folder / "sft", "train.steps": steps, "rollout.prompts": prompts, "rollout.answers": prompts}
+        ask |= {"rollout.max_new_tokens": new, "reward.function": "longer:reward", "data.path": folder / "chats.jsonl"}
+        jaxlm(folder, "grpo", "grpo", rows | ask | {"eval.at_start": False})
+    records = [json.loads(line) for line in (folder / work["kind"] / "metrics.jsonl").read_text().splitlines()]
+    first, *_, last = (record for record in records if "train/loss" in record)  # the first step compiles
+    seconds = {name: last[f"time/{name}_s"] - first[f"time/{name}_s"] for name in ("rollout", "data", "step")}
+    figures = {"tokens/s": round((last["tokens"] - first["tokens"]) / sum(seconds.values()))}
+    figures |= {f"{name}_s": round(spent / (last["step"] - first["step"]), 4) for name, spent in seconds.items()}
+    yield {"what": f"jaxlm 1.04B {work['kind']}", **figures, "rows": batch, "seq_len": length}
+
+
+def jaxlm(folder: pathlib.Path, name: str, config: str, keys: dict) -> None:
+    """Trains `config` in folder/name. Raises RuntimeError with its last line if it fails."""
+    given = [f"--config.{key}={value}" for key, value in ({"workdir": folder / name} | keys).items()]
+    command = [sys.executable, "-m", "jaxlm.main", f"--config={config}", *given]
+    path = os.pathsep.join([str(folder), os.environ["PYTHONPATH"]])
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"jaxlm train {config}: {(done.stderr.strip() or 'nothing said').splitlines()[-1]}")
 
 
 def peer_sizes(work: dict, card_bytes: float) -> tuple[int, ...]:
@@ -334,8 +435,9 @@ def main() -> None:
     processes.apply_xla_flags(())  # the product's own; what stands in the environment wins
     if work["tiny"]:
         work["steps"] = min(work["steps"], 4)
-    if kind in ("attention", "sweep"):
-        found = {"attention": attention_rows, "sweep": sweep}[kind](work)
+    several = {"attention": attention_rows, "sweep": sweep, "decode": decode, "serve": serve, "sft": post, "grpo": post}
+    if kind in several:
+        found = several[kind](work)
     elif kind == "jaxlm":
         found = [jaxlm_row(work, work["label"], work["keys"], work["steps"], work["seconds"])]
     else:

@@ -118,7 +118,6 @@ def test_a_model_trains_on_what_its_data_config_makes(data, train):
         ("mesh.fsdp=-1", "only one axis"),
         ("model.family=gpt2 model.n_kv_heads=1", "no GQA"),
         ("model.family=gpt2 model.n_kv_heads=0 model.max_seq_len=64", "longer than model.max_seq_len"),
-        ("model.max_seq_len=64", "longer than model.max_seq_len=64, the context that exports would name"),
         ("program=dpo dpo.loss=ipo dpo.label_smoothing=0.1", "is for dpo.loss=sigmoid and robust, not for ipo"),
         ("program=dpo dpo.loss=robust dpo.label_smoothing=0.5", "half of the labels are swapped"),
         ("program=dpo dpo.margin=0.1", "is for dpo.loss=simpo, not for sigmoid"),

@@ -85,11 +85,8 @@ def _of_model(m: ModelConfig, t: TrainConfig) -> Iterator[str]:
         yield "model.family=gpt2 has no GQA: set model.n_kv_heads=0"
     if m.offload and m.remat != "names":
         yield f"config.model.offload needs model.remat=names, which selects what waits in host memory, not {m.remat}"
-    if t.seq_len > m.max_seq_len:
-        what = (
-            "the learned positions" if m.family == "gpt2" else "the context that exports would name; 0 = train.seq_len"
-        )
-        yield f"train.seq_len={t.seq_len} is longer than model.max_seq_len={m.max_seq_len}, {what}"
+    if m.family == "gpt2" and t.seq_len > m.max_seq_len:
+        yield f"train.seq_len={t.seq_len} is longer than model.max_seq_len={m.max_seq_len}, the learned positions"
     rope = m.rope
     if rope.scaling == "llama3" and not rope.high_freq_factor > rope.low_freq_factor > 0 < rope.original_max_len:
         yield (

@@ -140,7 +140,7 @@ class Hook:
 
 
 class Watch:
-    """Looks at the metrics of every step, one step late, and never touches the device. Returns an Ending to end the run.
+    """Looks at the metrics of every step, at most one step late; never touches the device. Returns an Ending to end the run.
 
     Attributes:
       reads: the names of metrics that the watch needs at every step. It gets the other metrics at logged steps only.
@@ -198,9 +198,13 @@ def run(run: Run, state: TrainState) -> tuple[TrainState, Ending]:
             step += 1
             run.clock.after(step)
             run.recorder.fetch(step, metrics)
-            batch = _next(run, state, step)  # while the device works on this step
-            ending = _watch(run, unread)  # of the previous step: reading this step's metrics would wait for it
-            unread = (step, metrics)
+            if run.batches.from_state:  # the next batch waits for this step
+                ending, unread = _watch(run, (step, metrics)), None
+                batch = None if ending else _next(run, state, step)
+            else:
+                batch = _next(run, state, step)  # while the device works on this step
+                ending = _watch(run, unread)  # of the previous step: reading this step's metrics would wait for it
+                unread = (step, metrics)
             if not ending and batch is not None and run.stop.requested(step):
                 ending = run.stop.why() or Ending(PREEMPTED)
             due = [hook for hook in run.hooks if hook.due(step, run.steps)]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import time
 import types
 
 import jax.numpy as jnp
@@ -106,6 +107,7 @@ class WhenLoss(loop.Watch):
 def run(
     recorder, *, steps=8, first=0, stop_at=None, bad_from=None, log_every=1, losses=None,
     more_hooks=(), more_watches=(), loss=lambda step: 1.0, folder="nowhere", no_batch=(0, None),
+    draw_s=0.0,
 ):  # fmt: skip
     """(how the run ended, its last state): evaluations and saves every four steps, three bad steps end it."""
     keys = ["data.path=x", f"workdir={folder}", "optim.warmup_steps=0", f"train.steps={steps}", "sample.prompts=('x',)"]
@@ -121,10 +123,11 @@ def run(
         return types.SimpleNamespace(step=jnp.int32(step), params={}, average={}), found
 
     class Batches:
-        activity, from_state = "data", False
+        activity, from_state = (clock.ROLLOUT, True) if draw_s else (clock.DATA, False)
 
         def __call__(self, state):
             step = int(state.step) + 1
+            time.sleep(draw_s)
             if step == no_batch[0]:
                 raise no_batch[1]
             return {"of step": step}
@@ -181,6 +184,15 @@ def test_a_start_shows_its_first_step_and_the_run_its_last():
     r = Recorder()
     run(r, first=2, log_every=5)
     assert [step for step in of(r, "write") if step not in (4,)] == [3, 5, 8, 8]  # 4 and one 8 are evaluations
+
+
+def test_the_speed_of_each_step_counts_the_drawing_of_its_own_answers():
+    """Each but the first, which has none: no step is read together with the next, or after the next one's answers are drawn."""
+    r = Recorder()
+    run(r, draw_s=0.05)
+    speeds = [record["tokens_per_second"] for record in r.records if "tokens_per_second" in record]
+    assert len(speeds) == 7
+    assert max(speeds) <= 1 / 0.05
 
 
 @pytest.mark.parametrize("stop_at", [3, 4, 5])
