@@ -30,7 +30,8 @@ children. Ctrl-C and SIGTERM end the running part. In each case the table is pri
 
 A machine without network needs the wheels of array-record, cloudpickle, grain, ml-collections, portpicker,
 pyarrow and sentencepiece besides its own Python 3.12, JAX 0.11, flax, optax, Orbax, PyTorch and transformers. The backend
-tokamax needs the wheels that `pip download tokamax` fetches under that Python: some forty more.
+tokamax needs the wheels that `pip download tokamax` fetches under that Python: some forty more. decode, serve, sft and grpo
+need the rest of jaxlm's packages too.
 
 `--smallest` runs every part on small shapes on the CPU in minutes, as a test. Copy the rows to dev/LEADERBOARD.md with the
 commit, the card and its power limit, and the settings that passed to docs/performance.md.

@@ -18,27 +18,20 @@ import tempfile
 import time
 import typing
 
-import bench_decode
 import bench_loader
-import bench_serve
 import bench_step
 import fused
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlm import models
 from jaxlm.config import Config, config_files, resolve
 from jaxlm.data.batches import document_rows, loader
 from jaxlm.devices import processes
-from jaxlm.eval.completions import greedy
 from jaxlm.models import hardware
-from jaxlm.models.decode import generate, schedule
-from jaxlm.models.decode.engine import Engine
 from jaxlm.ops import attention_kernels
 from jaxlm.ops.attention import BACKENDS, attention, resolve_backend
 from jaxlm.plan import flops, lower
-from jaxlm.serve.batcher import Batcher
 
 FUSED = ("cudnn", "cudnn_packed", "tokamax", "pallas")
 ROWS = "train.microbatch_size"
@@ -178,8 +171,12 @@ def sweep(work: dict) -> typing.Iterator[dict]:
         gc.collect()
 
 
-def decoder(work: dict) -> tuple[models.transformer.Transformer, dict, int, int]:
+def decoder(work: dict) -> tuple:
     """Returns the model in bfloat16, random weights, the tokens of a prompt and of an answer."""
+    import bench_decode  # here and below, since decoding needs packages that no other section does
+
+    from jaxlm import models
+
     prompt, new = (4, 8) if work["tiny"] else (32, 128)
     config = make_config(work, {"model.max_seq_len": 64 if work["tiny"] else 1024})
     model = models.build(config.model, "xla")
@@ -188,6 +185,10 @@ def decoder(work: dict) -> tuple[models.transformer.Transformer, dict, int, int]
 
 def decode(work: dict) -> typing.Iterator[dict]:
     """Yields the decoder's greedy tokens per second for each number of rows, and the weights that it reads for them."""
+    from jaxlm.eval.completions import greedy
+    from jaxlm.models.decode import generate, schedule
+    from jaxlm.models.decode.engine import Engine
+
     model, variables, prompt, new = decoder(work)
     n_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(variables))
     for rows in (1, 2) if work["tiny"] else (1, 8, 64):
@@ -205,6 +206,10 @@ def decode(work: dict) -> typing.Iterator[dict]:
 
 def serve(work: dict) -> typing.Iterator[dict]:
     """Yields the server's tokens per second and waits (ms), without HTTP, for each number of clients."""
+    import bench_serve
+
+    from jaxlm.serve.batcher import Batcher
+
     model, variables, prompt, new = decoder(work)
     batcher = Batcher(model, variables, rows=2 if work["tiny"] else 8)
     batcher.warm(lambda line: print(line, flush=True))

@@ -36,6 +36,16 @@ def test_the_main_parts_end_to_end(tmp_path):
     assert f"ratio {round(ours['tokens/s'] / peer['tokens/s'], 3)}" in said
 
 
+@pytest.mark.scripts
+def test_decoding_post_training_and_flags_run_small(tmp_path):
+    sections = ("decode", "serve", "sft", "grpo", "flags")
+    command = [sys.executable, str(ROOT / "scripts/bench_gpu.py"), "--smallest", f"--out={tmp_path / 'bench.json'}"]
+    subprocess.run([*command, "--sections", *sections], capture_output=True, text=True, check=True)
+    state = json.loads((tmp_path / "bench.json").read_text())
+    assert all(row["tokens/s"] > 0 for name in sections for row in state[name])
+    assert state["grpo"][0]["rollout_s"] > 0 < state["grpo"][0]["step_s"]
+
+
 def test_the_fastest_that_passed_is_taken(tmp_path):
     out = tmp_path / "bench.json"
     rows = [{"backend": "a", "ok": False, "ms": 1.0}, {"backend": "b", "ok": True, "ms": 3.0}]
