@@ -17,6 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxlm.config import ModelConfig
 from jaxlm.devices.sharding import constrain
 from jaxlm.models.init import normal, parameter
+from jaxlm.ops import int8
 from jaxlm.ops.attention import attention
 from jaxlm.ops.block_codes import Coded
 from jaxlm.ops.decode import cached_attention, row_product, write_cache
@@ -82,12 +83,13 @@ class Weights(typing.NamedTuple):
     """The weights of one projection, in the compute dtype.
 
     Attributes:
-      kernel: (*in, *out); quantised (`Coded`) if the collection `quantized` has it (see `models.quantized`).
+      kernel: (*in, *out); quantised (`Coded`) if the collection `quantized` has it (see `models.quantized`); only its
+        shape if the calling module has it in the collection `packed`.
       bias: (*out); None for no bias.
       lora: the factors (*in, rank) and (rank, *out), whose product is added to the kernel (arXiv:2106.09685); None for none.
     """
 
-    kernel: jax.Array | Coded
+    kernel: jax.Array | Coded | jax.ShapeDtypeStruct
     bias: jax.Array | None
     lora: tuple[jax.Array, jax.Array] | None
 
@@ -109,8 +111,10 @@ class Linear(nn.Module):
     def __call__(self) -> Weights:
         if self.has_variable("quantized", "codes"):
             kernel = Coded(*(self.get_variable("quantized", name) for name in Coded._fields))
-        else:
+        elif self.is_initializing() or self.has_variable("params", "kernel"):
             kernel = parameter(self, "kernel", normal(self.std), self.shape).astype(self.dtype)
+        else:
+            kernel = jax.ShapeDtypeStruct(self.shape, self.dtype)
         bias = factors = None
         if self.bias_shape is not None:
             bias = parameter(self, "bias", nn.initializers.zeros, self.bias_shape).astype(self.dtype)
@@ -142,7 +146,10 @@ class LayerNorm(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Holds a table (rows, D); returns the rows of ids (B, T), cast to the compute dtype: (B, T, D)."""
+    """Holds a table (rows, D); returns the rows of ids (B, T), cast to the compute dtype: (B, T, D).
+
+    If the collection `packed` has the table in int8, takes the rows from there.
+    """
 
     rows: int
     config: ModelConfig
@@ -150,6 +157,10 @@ class Embedding(nn.Module):
     @nn.compact
     def __call__(self, ids_BxT: jax.Array) -> jax.Array:
         c = self.config
+        if self.has_variable("packed", "embedding"):
+            table = self.get_variable("packed", "embedding")
+            rows = int8.Int8(*(part[ids_BxT.reshape(-1)] for part in table))
+            return int8.decode(rows, c.dtype).reshape(*ids_BxT.shape, c.d_model)
         table_VxD = parameter(self, "embedding", normal(c.init_std), (self.rows, c.d_model))
         return constrain(lookup(table_VxD, ids_BxT, c.dtype), "batch", "seq", "act_embed")
 
@@ -196,9 +207,7 @@ def project(
     return [y if w.bias is None else y + w.bias for y, w in zip(ys, weights, strict=True)]
 
 
-def _of_kernels(
-    module: nn.Module, name: str, x: jax.Array, kernels: list[jax.Array | Coded], product: Product
-) -> list[jax.Array]:
+def _of_kernels(module: nn.Module, name: str, x: jax.Array, kernels: list, product: Product) -> list[jax.Array]:
     if not module.has_variable("packed", name):
         return multiply(x, kernels, product, module.config.fuse_projections)
     y = row_product(x.reshape(math.prod(x.shape[:2]), -1), module.get_variable("packed", name))

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jaxlm.config import ConfigError
+from jaxlm.devices.tree import layer_of
 from jaxlm.models.decode import ring
 from jaxlm.models.decode.ring import Drawn, Layers, LogProbs, lay_out
 from jaxlm.models.decode.sampling import Rows
@@ -133,7 +134,7 @@ class Engine:
     Args:
       chunk: tokens of a prompt that are read at once.
       shortest: the ring's shortest length, rounded up to whole chunks.
-      prefix_bytes: the size of the prefix cache, at most, allocated at the start; 0 for none.
+      prefix_bytes: the size of the prefix cache, allocated at the start; at most that of the weights; 0 for none.
       burst: see below.
 
     Attributes:
@@ -159,10 +160,11 @@ class Engine:
         self.lengths = [-(-shortest // self.chunk) * self.chunk]  # a multiple, so that a prompt's last chunk fits
         while self.lengths[-1] < model.config.max_seq_len:
             self.lengths.append(2 * self.lengths[-1])
-        places = self._places(prefix_bytes)
+        self.prefixes = Prefixes(0, self.chunk)
+        self.load(variables)
+        places = self._places(min(prefix_bytes, self._weight_bytes))
         self.prefixes = Prefixes(places, self.chunk)
         self._kept = ring.cache(model, places, self.chunk) if places else ()
-        self.load(variables)
         self.reset()
 
     def _places(self, most_bytes: int) -> int:
@@ -183,9 +185,9 @@ class Engine:
         self.weights = None  # frees the memory first
         self.weights = lay_out(self.model, variables, every_product=self._on_cpu)
         self.prefixes.clear()
-        layers = {name: part for name, part in self.weights.variables["params"].items() if name.startswith("layers_")}
-        rest = {name: part for name, part in self.weights.variables.items() if name != "params"}
-        self._weight_bytes = _bytes((layers, rest, self.weights.head_VxD))
+        parts = [(name, part) for of in self.weights.variables.values() for name, part in of.items()]
+        layers = [part for name, part in parts if layer_of(name) is not None]
+        self._weight_bytes = _bytes((layers, self.weights.head_VxD))
 
     def unload(self) -> None:
         """Frees the memory of weights and ring until `load` and `reset`. All compiled programs stay."""

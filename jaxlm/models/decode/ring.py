@@ -22,8 +22,9 @@ from jaxlm.devices.sharding import constrain
 from jaxlm.models import adapters, layers
 from jaxlm.models.decode.sampling import Rows, sample_rows
 from jaxlm.models.params import pack_params
-from jaxlm.models.transformer import Transformer, empty_cache
+from jaxlm.models.transformer import Transformer, empty_cache, head_matrix, in_int8
 from jaxlm.ops.decode import row_product
+from jaxlm.ops.int8 import Int8
 
 LIKELIEST = 20  # log-probabilities besides the chosen token's, at most
 NEVER = np.int32(2**30)  # a position after every query's: the slot is never seen
@@ -34,14 +35,13 @@ class Weights(typing.NamedTuple):
     """Variables laid out for decoding.
 
     Attributes:
-      variables: collection -> tree; the parameters are in the compute dtype, with adapters merged where possible.
-      packed: the collection `packed` (see `params.pack_params`).
-      head_VxD: the output head, transposed: a row for each token.
+      variables: collection -> tree; the parameters are in the compute dtype, with adapters merged where possible, and those
+        in the collection `packed` (see `params.pack_params`) are nowhere else.
+      head_VxD: the output head, transposed: a row for each token; in int8 if the variables are.
     """
 
     variables: dict
-    packed: dict
-    head_VxD: jax.Array
+    head_VxD: jax.Array | Int8
 
 
 def lay_out(model: Transformer, variables: dict, every_product: bool) -> Weights:
@@ -50,6 +50,8 @@ def lay_out(model: Transformer, variables: dict, every_product: bool) -> Weights
     Kernels in the collection `quantized` stay quantised, with LoRA not merged: in the compute dtype they would take four
     times the memory. `every_product`: see `params.pack_params`.
     """
+    if in_int8(variables):
+        return Weights(dict(variables), head_matrix(variables["packed"]))
     coded = "quantized" in variables
     added = {name: variables[name] for name in adapters.MERGED if name in variables and not (coded and name == "lora")}
     adapter = adapters.Adapter(model.adapter, model.row_ids) if added else None
@@ -57,7 +59,7 @@ def lay_out(model: Transformer, variables: dict, every_product: bool) -> Weights
     if head_VxD is None:
         head_VxD = params["embed"]["embedding"]
     rest = {name: part for name, part in variables.items() if name not in added}
-    return Weights(rest | {"params": params}, packed, head_VxD)
+    return Weights(rest | {"params": params, "packed": packed}, head_VxD)
 
 
 @functools.partial(jax.jit, static_argnames=("adapter", "config", "every_product", "coded"))
@@ -72,8 +74,9 @@ def _laid_out(
     """Returns (the parameters with the adapter merged, in the compute dtype; `packed`; the head by rows, None if tied)."""
     params = adapters.merge(params, added, adapter) if adapter else params
     params = jax.tree.map(lambda p: p.astype(config.dtype) if p.ndim > 1 else p, params)
-    packed = {} if coded else pack_params(params, config, every_product)
-    return params, packed, None if config.tie_embeddings else params["head"]["kernel"].T
+    params, packed = (params, {}) if coded else pack_params(params, config, every_product)
+    head = params.pop("head", None) if not config.tie_embeddings else None
+    return params, packed, head and head["kernel"].T
 
 
 class State(typing.NamedTuple):
@@ -116,7 +119,7 @@ def read(
     age_S = (clock - jnp.arange(ring[0].slots)) % ring[0].slots
     seen_BxS = jnp.where(age_S <= position_Bx1, position_Bx1 - age_S, NEVER)
     hidden_Bx1xD, cache = model.apply(
-        weights.variables | {"packed": weights.packed},
+        weights.variables,
         last_B[:, None],
         position_Bx1,
         cache=layers.Cache(ring, clock, seen_BxS),
@@ -239,7 +242,7 @@ def read_chunk(
     (prompts, size), slots = tokens_PxC.shape, staging[0].slots
     position_C = jnp.minimum(begin + jnp.arange(size), model.config.max_seq_len - 1)
     hidden_PxCxD, cache = model.apply(
-        weights.variables | {"packed": weights.packed},
+        weights.variables,
         tokens_PxC,
         jnp.broadcast_to(position_C, (prompts, size)),
         cache=layers.Cache(staging, begin, jnp.broadcast_to(jnp.arange(slots), (prompts, slots))),
