@@ -314,6 +314,7 @@ def attend(
         layer, shared = cache
         layer = LayerCache(*write_cache(*layer, k_BxTxKxH, v_BxTxKxH, shared.slot))
         mask_BxTxS = shared.positions_BxS[:, None, :] <= info.positions_BxT[:, :, None]
-        return cached_attention(q_BxTxNxH, *layer, mask_BxTxS), layer
+        first = (x[: len(q_BxTxNxH)] for x in layer)  # the cache may have more rows
+        return cached_attention(q_BxTxNxH, *first, mask_BxTxS), layer
     ids = {"segment_ids_BxT": info.segment_ids_BxT, "until_BxT": info.until_BxT}
     return attention(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, backend=backend, **ids), None

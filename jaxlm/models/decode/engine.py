@@ -177,6 +177,7 @@ class Engine:
         """Restores the initial state, with other `rows` if given: no row is live, and earlier requests change no result."""
         self.prefixes.clear()
         self.rows = rows or self.rows
+        self._plain_B = np.ones(self.rows, bool)  # without bias and log-probabilities
         self._open_BxW = np.full((self.rows, -(-self.model.config.vocab_size // 32)), 2**32 - 1, np.uint32)
         self.state = ring.empty(self.model, self.rows, self.lengths[0])
 
@@ -262,13 +263,24 @@ class Engine:
         )
         entry = ring.Entry(np.int32(row), np.int32(prompt), ids[-1], np.int32(len(ids) - 1), rows)
         self.state = ring.insert(self.state, prefill.staging, entry)
+        self._plain_B[row] = not s.bias and s.logprobs is None
 
     def start(self, live_B: np.ndarray, mask_BxW: np.ndarray | None = None, steps: int = 1) -> Drawn:
-        """Starts `steps` steps of all rows (`ring.step`); returns the tokens, still on the device. No mask allows all ids."""
+        """Starts `steps` steps of all rows (`ring.step`); returns the tokens, still on the device. No mask allows all ids.
+
+        On one CPU, where a step takes longer the more rows it computes, the first row is computed alone while it lives alone.
+        """
+        if self._on_cpu and self.rows > 1 and steps == 1 and mask_BxW is None and self.alone(live_B):
+            self.state, drawn = ring.step_first(self.model, self.weights, self.state)
+            return drawn
         guided = np.bool_(mask_BxW is not None)
         mask_BxW = self._open_BxW if mask_BxW is None else mask_BxW
         self.state, drawn = ring.step(self.model, self.weights, self.state, live_B, mask_BxW, guided, steps)
         return drawn
+
+    def alone(self, live_B: np.ndarray) -> bool:
+        """True if the first row lives alone, and has neither a bias nor log-probabilities."""
+        return bool(live_B[0] and not live_B[1:].any() and self._plain_B[0])
 
     def step(self, live_B: np.ndarray, mask_BxW: np.ndarray | None = None, steps: int = 1) -> Drawn:
         """Does the same as `start`, but waits for the drawn tokens and returns them on the host."""
@@ -288,7 +300,8 @@ class Engine:
                 self._kept = ring.keep(self._kept, prefill.staging, np.int32(0), np.int32(0))
                 ring.paste(prefill.staging, self._kept, np.int32(0), np.int32(0))
             for steps in {1, self.burst}:
-                self.step(idle_B, steps=steps)
+                self.step(idle_B, self._open_BxW, steps)
+            self.step(np.arange(self.rows) == 0)
         self.resize(self.lengths[0])
 
 

@@ -103,7 +103,7 @@ class Drawn(typing.NamedTuple):
 
     token_NxB: jax.Array
     sound_NxB: jax.Array
-    logprobs: LogProbs  # zeros unless a row asks for them
+    logprobs: LogProbs | None  # zeros unless a row asks for them
 
 
 def read(
@@ -222,6 +222,25 @@ def step(
     # Several steps in one program: on a GPU, the launch of a small model's step takes the host longer than the step runs.
     state, drawn = jax.lax.scan(one, state, length=steps)
     return _settled(state), jax.tree.map(lambda x: constrain(x, *(None,) * x.ndim), drawn)
+
+
+@functools.partial(jax.jit, static_argnames=("model",), donate_argnames="state")
+def step_first(model: Transformer, weights: Weights, state: State) -> tuple[State, Drawn]:
+    """Does what one `step` does, but of the first row alone, whose settings are without bias, mask and log-probabilities."""
+    last_1, position_1, drawn_1, rows = jax.tree.map(
+        lambda x: x[:1], (state.last_B, state.position_B, state.drawn_B, state.rows)
+    )
+    hidden_1xD, ring = read(model, weights, state.layers, state.clock, last_1, position_1)
+    logits_1xV = logits_of(model, weights, hidden_1xD)
+    token_1 = sample_rows(logits_1xV, rows, drawn_1)
+    state = state._replace(
+        layers=ring,
+        clock=(state.clock + 1) % ring[0].slots,
+        last_B=_put(state.last_B, token_1, 0, 0),
+        position_B=state.position_B + 1,
+        drawn_B=state.drawn_B + 1,
+    )
+    return state, Drawn(token_1[None], jnp.isfinite(logits_1xV.max(axis=-1))[None], None)
 
 
 @functools.partial(jax.jit, static_argnames=("model",), donate_argnames="staging")

@@ -336,7 +336,9 @@ class Scheduler:
     def _end(self, run: _Run, ended: str, tokens: tuple[Token, ...] = (), why: str = "") -> None:
         # The row's slots in the ring stay as they are: the next prompt overwrites them, and nobody reads them before.
         self.runs.remove(run)
-        self._free.append(run.row)
+        self._free = sorted(
+            [*self._free, run.row], reverse=True
+        )  # the first rows are filled first (see `Engine.start`)
         self.seconds += 0.1 * (time.monotonic() - run.began - self.seconds)
         self._tell(run.ticket, Update(tokens, ended=ended, why=why))
 
