@@ -73,7 +73,7 @@ def _voice(run: model.Restored, name: str, plain: bool) -> Iterator[Voice]:
         say(f"{name} has no chat template: it goes on with what you type (jaxlm train sft makes a model that answers)")
         plain = True
     with jax.set_mesh(run.mesh):
-        batcher = Batcher(run.model, run.variables, rows=1)
+        batcher = Batcher(run.model, run.variables, rows=1, speculate=True)
         run.variables.clear()  # the batcher has them, laid out for decoding
         with contextlib.closing(batcher):
             with working("compiling") as tell:

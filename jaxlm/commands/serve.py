@@ -34,7 +34,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
         restored = weights.restore(config, args.checkpoint, peft.READERS)
         with jax.set_mesh(restored.mesh):
             with working("laying out the model"):
-                batcher = Batcher(restored.model, restored.variables, rows=args.rows, queue=args.queue)
+                sizes = {"rows": args.rows, "queue": args.queue}
+                batcher = Batcher(restored.model, restored.variables, **sizes, speculate=True)
                 restored.variables.clear()  # the batcher has them, laid out for decoding
             with contextlib.closing(batcher):
                 with working("compiling") as tell:

@@ -53,7 +53,8 @@ class Cache(typing.NamedTuple):
     """The KV cache of a model.
 
     Attributes:
-      slot: the first slot to write new tokens to, the same in all rows, so that one update in place serves them all.
+      slot: the first slot to write new tokens to, the same in all rows, so that one update in place serves them all; or
+        (T,): each token's slot.
       positions_BxS: the position of the token in each slot. A query attends to the slots whose position is not after its
         own. Padding slots hold a position after all others, so that no query attends to them.
     """

@@ -43,10 +43,15 @@ def cached_attention(
 def write_cache(
     k_BxKxHxS: jax.Array, v_BxKxSxH: jax.Array, k_BxTxKxH: jax.Array, v_BxTxKxH: jax.Array, slot: int | jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the cache with new keys and values in the slots from `slot` on, the same in all rows.
+    """Returns the cache with new keys and values in the slots from `slot` on, the same in all rows; or in slots `slot` (T,).
 
-    The update is in place if the cache is donated or carried by a loop.
+    The update is in place if the cache is donated or carried by a loop. The cache may have more rows than the new tokens.
     """
+    if jnp.ndim(slot):
+        for t in range(len(slot)):
+            new = (x[:, t : t + 1] for x in (k_BxTxKxH, v_BxTxKxH))
+            k_BxKxHxS, v_BxKxSxH = write_cache(k_BxKxHxS, v_BxKxSxH, *new, slot[t])
+        return k_BxKxHxS, v_BxKxSxH
     return (
         jax.lax.dynamic_update_slice(k_BxKxHxS, k_BxTxKxH.transpose(0, 2, 3, 1), (0, 0, 0, slot)),
         jax.lax.dynamic_update_slice(v_BxKxSxH, v_BxTxKxH.transpose(0, 2, 1, 3), (0, 0, slot, 0)),

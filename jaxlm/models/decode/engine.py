@@ -5,6 +5,7 @@ Legend: B rows, P prompts read together, C tokens of a chunk, W words of a guide
 
 import collections
 import hashlib
+import time
 import typing
 
 import jax
@@ -12,10 +13,13 @@ import numpy as np
 
 from jaxlm.config import ConfigError
 from jaxlm.devices.tree import layer_of
-from jaxlm.models.decode import ring
+from jaxlm.models.decode import drafts, ring
 from jaxlm.models.decode.ring import Drawn, Layers, LogProbs, lay_out
 from jaxlm.models.decode.sampling import Rows
-from jaxlm.models.transformer import Transformer
+from jaxlm.models.transformer import Transformer, in_int8
+
+_MEASURED = 8  # steps of each size; the fastest counts
+_SIZES: dict[tuple, tuple[int, float]] = {}  # what `drafts.best` returned for the models and machine of this process
 
 
 class Settings(typing.NamedTuple):
@@ -136,6 +140,7 @@ class Engine:
       shortest: the ring's shortest length, rounded up to whole chunks.
       prefix_bytes: the size of the prefix cache, allocated at the start; at most that of the weights; 0 for none.
       burst: see below.
+      speculate: True to propose tokens to a row that lives alone (see `drafts`), on one CPU.
 
     Attributes:
       lengths: the lengths that the ring may have, ascending.
@@ -152,8 +157,10 @@ class Engine:
         shortest: int = 128,
         prefix_bytes: int = 2**28,
         burst: int | None = None,
+        speculate: bool = False,
     ):
         self._on_cpu = on_one_cpu(variables)
+        self.speculates = speculate and self._on_cpu
         self.model, self.rows = model, rows
         self.chunk = chunk or (32 if self._on_cpu else 256)
         self.burst = burst or (1 if self._on_cpu else 8)
@@ -271,12 +278,44 @@ class Engine:
         On one CPU, where a step takes longer the more rows it computes, the first row is computed alone while it lives alone.
         """
         if self._on_cpu and self.rows > 1 and steps == 1 and mask_BxW is None and self.alone(live_B):
-            self.state, drawn = ring.step_first(self.model, self.weights, self.state)
-            return drawn
+            return self.start_first(())
         guided = np.bool_(mask_BxW is not None)
         mask_BxW = self._open_BxW if mask_BxW is None else mask_BxW
         self.state, drawn = ring.step(self.model, self.weights, self.state, live_B, mask_BxW, guided, steps)
         return drawn
+
+    def start_first(self, proposed: typing.Sequence[int]) -> Drawn:
+        """Starts a step of the first row alone, with proposed tokens (`ring.step_first`)."""
+        proposed_N = np.asarray(proposed, np.int32)
+        self.state, drawn = ring.step_first(self.model, self.weights, self.state, proposed_N)
+        return drawn
+
+    def draft(self, ids: typing.Iterable[int], settings: Settings) -> drafts.Draft:
+        """Returns the Draft of a text, whose size suits this machine: at first use it measures how long steps take."""
+        key = (
+            self.model,
+            in_int8(self.weights.variables),
+            self.rows,
+            settings.temperature > 0,
+            settings[1:3] != (0, 1.0),
+        )
+        if key not in _SIZES:
+            _SIZES[key] = drafts.best({size: self._seconds(size, settings) for size in drafts.SIZES})
+        return drafts.Draft(ids, *_SIZES[key])
+
+    def _seconds(self, size: int, settings: Settings) -> float:
+        """Returns how long a step of the first row takes that draws `size` tokens, without compiling."""
+        state, times = ring.empty(self.model, self.rows, self.lengths[0]), []
+        drawing = [np.full(self.rows, x, field.dtype) for x, field in zip(settings[:3], state.rows[:3], strict=True)]
+        state = state._replace(
+            rows=state.rows._replace(temperature_B=drawing[0], top_k_B=drawing[1], top_p_B=drawing[2])
+        )
+        for _ in range(_MEASURED):
+            began = time.perf_counter()
+            state, drawn = ring.step_first(self.model, self.weights, state, np.zeros(size - 1, np.int32))
+            jax.block_until_ready(drawn)
+            times.append(time.perf_counter() - began)
+        return min(times)
 
     def alone(self, live_B: np.ndarray) -> bool:
         """True if the first row lives alone, and has neither a bias nor log-probabilities."""
@@ -302,6 +341,9 @@ class Engine:
             for steps in {1, self.burst}:
                 self.step(idle_B, self._open_BxW, steps)
             self.step(np.arange(self.rows) == 0)
+            for settings in (Settings(temperature=0.0), Settings(top_k=50, top_p=0.95)) if self.speculates else ():
+                if size := self.draft((), settings).size:
+                    self.start_first([0] * size)
         self.resize(self.lengths[0])
 
 

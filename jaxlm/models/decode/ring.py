@@ -107,24 +107,23 @@ class Drawn(typing.NamedTuple):
 
 
 def read(
-    model: Transformer, weights: Weights, ring: Layers, clock: jax.Array, last_B: jax.Array, position_B: jax.Array
+    model: Transformer, weights: Weights, ring: Layers, clock: jax.Array, new_BxT: jax.Array, position_B: jax.Array
 ) -> tuple[jax.Array, Layers]:
-    """Returns the hidden states (B, D) of each row's newest token, and the ring with that token written at the clock.
+    """Returns the hidden states (B, T, D) of each row's newest tokens, and the ring with them written from the clock on.
 
-    A row attends to as many of the newest slots as it has tokens; other slots may hold any finite values.
+    `position_B` is the first one's. A row attends to as many of the newest slots as it has tokens; other slots may hold any
+    finite values.
     """
     # No mask is stored: a row's position says which slots it attends to, so freeing or filling a row changes no mask.
     # A row that is done may run on with the others; its position must stay inside a table of learned positions.
-    position_Bx1 = jnp.minimum(position_B, model.config.max_seq_len - 1)[:, None]
-    age_S = (clock - jnp.arange(ring[0].slots)) % ring[0].slots
-    seen_BxS = jnp.where(age_S <= position_Bx1, position_Bx1 - age_S, NEVER)
-    hidden_Bx1xD, cache = model.apply(
-        weights.variables,
-        last_B[:, None],
-        position_Bx1,
-        cache=layers.Cache(ring, clock, seen_BxS),
-    )
-    return hidden_Bx1xD[:, 0], cache.layers
+    slots, place_T = ring[0].slots, jnp.arange(new_BxT.shape[1])
+    position_BxT = jnp.minimum(position_B[:, None] + place_T, model.config.max_seq_len - 1)
+    slot_T, newest_Bx1 = (clock + place_T) % slots, position_BxT[:, -1:]
+    age_S = (slot_T[-1] - jnp.arange(slots)) % slots
+    seen_BxS = jnp.where(age_S <= newest_Bx1, newest_Bx1 - age_S, NEVER)
+    cache = layers.Cache(ring, slot_T, seen_BxS)
+    hidden_BxTxD, cache = model.apply(weights.variables, new_BxT, position_BxT, cache=cache)
+    return hidden_BxTxD, cache.layers
 
 
 def logits_of(model: Transformer, weights: Weights, hidden_BxD: jax.Array) -> jax.Array:
@@ -209,8 +208,8 @@ def step(
 
     def one(state: State, _: None) -> tuple[State, Drawn]:
         position_B = jnp.where(live_B, state.position_B, 0)
-        hidden_BxD, ring = read(model, weights, state.layers, state.clock, state.last_B, position_B)
-        logits_BxV = logits_of(model, weights, hidden_BxD)
+        hidden_Bx1xD, ring = read(model, weights, state.layers, state.clock, state.last_B[:, None], position_B)
+        logits_BxV = logits_of(model, weights, hidden_Bx1xD[:, 0])
         scores_BxV = logits_BxV + rows.bias_BxV
         scores_BxV = jax.lax.cond(guided, _allowed, lambda scores_BxV, _: scores_BxV, scores_BxV, mask_BxW)
         token_B = sample_rows(scores_BxV, rows, state.drawn_B)
@@ -225,22 +224,28 @@ def step(
 
 
 @functools.partial(jax.jit, static_argnames=("model",), donate_argnames="state")
-def step_first(model: Transformer, weights: Weights, state: State) -> tuple[State, Drawn]:
-    """Does what one `step` does, but of the first row alone, whose settings are without bias, mask and log-probabilities."""
-    last_1, position_1, drawn_1, rows = jax.tree.map(
-        lambda x: x[:1], (state.last_B, state.position_B, state.drawn_B, state.rows)
-    )
-    hidden_1xD, ring = read(model, weights, state.layers, state.clock, last_1, position_1)
-    logits_1xV = logits_of(model, weights, hidden_1xD)
-    token_1 = sample_rows(logits_1xV, rows, drawn_1)
+def step_first(model: Transformer, weights: Weights, state: State, proposed_N: jax.Array) -> tuple[State, Drawn]:
+    """Does what `step` does, but of the first row alone, whose settings are without bias, mask and log-probabilities.
+
+    It draws N + 1 tokens at once, each as if the proposed tokens before it were the text. They are the row's tokens up to the
+    first that differs from its proposal, and that one; the state goes on after it. So each is drawn from the distribution that
+    it has without proposals, by the same random number: a proposed token is right with its own probability.
+    """
+    count, slots = len(proposed_N) + 1, state.layers[0].slots
+    new_T = jnp.concatenate([state.last_B[:1], proposed_N])
+    hidden_1xTxD, ring = read(model, weights, state.layers, state.clock, new_T[None], state.position_B[:1])
+    logits_TxV = logits_of(model, weights, hidden_1xTxD[0])
+    rows = jax.tree.map(lambda x: jnp.repeat(x[:1], count, axis=0), state.rows)
+    token_T = sample_rows(logits_TxV, rows, state.drawn_B[0] + jnp.arange(count))
+    right = jnp.cumprod(token_T[:-1] == proposed_N).sum()
     state = state._replace(
         layers=ring,
-        clock=(state.clock + 1) % ring[0].slots,
-        last_B=_put(state.last_B, token_1, 0, 0),
-        position_B=state.position_B + 1,
-        drawn_B=state.drawn_B + 1,
+        clock=(state.clock + right + 1) % slots,
+        last_B=state.last_B.at[0].set(token_T[right]),
+        position_B=state.position_B + right + 1,
+        drawn_B=state.drawn_B + right + 1,
     )
-    return state, Drawn(token_1[None], jnp.isfinite(logits_1xV.max(axis=-1))[None], None)
+    return state, Drawn(token_T[:, None], jnp.isfinite(logits_TxV.max(axis=-1))[:, None], None)
 
 
 @functools.partial(jax.jit, static_argnames=("model",), donate_argnames="staging")
