@@ -476,7 +476,6 @@ def _verb_help(name: str) -> str:
         [
             f"usage: jaxlm {name} {target} [--config.KEY=VALUE ...]{' [OPTIONS]' * bool(verb.options)}",
             *textwrap.wrap(f"{verb.summary[0].upper()}{verb.summary[1:]}.", config_help.WIDTH),
-            "",
             *(f"  {argument:<{width}}  {text}" for argument, text in arguments.items()),
             "sections of keys:",
             *config_help.overview(config_help.read(), verb.keys),

@@ -84,6 +84,7 @@ _DRAWING = {
     "--top-k": _option("draw from the likeliest K tokens; 0 = off", "K", key="sample.top_k"),
     "--top-p": _option("draw from what has probability P together; 1 = off", "P", key="sample.top_p"),
 }
+_WEIGHTS = {"--weights": _option("int8: faster on a CPU, in a quarter of the memory", "KIND", key="sample.weights")}
 VERBS = {
     "train": Verb(
         None,
@@ -199,6 +200,7 @@ VERBS = {
             "--draws": _number("continuations of each prompt (default: 1)", 1),
             **_DRAWING,
             "--max-new-tokens": _option("of each text, at most", "N", key="sample.max_new_tokens"),
+            **_WEIGHTS,
             **_CHECKPOINT,
             **_JSON,
         },
@@ -216,6 +218,7 @@ VERBS = {
             "--plain": _flag("continue plain text, though the model has a chat template"),
             **_DRAWING,
             "--max-new-tokens": _option("of each answer, at most", "N", key="sample.max_new_tokens"),
+            **_WEIGHTS,
             **_CHECKPOINT,
         },
         reads_run=True,
@@ -235,6 +238,7 @@ VERBS = {
             "--rows": _number("requests that run at once (default: 8)", 8),
             "--queue": _number("requests that wait (default: 64)", 64),
             "--max-prompt": _number("tokens of a prompt; 0 = the context"),
+            **_WEIGHTS,
             **_CHECKPOINT,
         },
         reads_run=True,
@@ -278,6 +282,7 @@ VERBS = {
             "--text": _text("PATH", "bits per byte of any text: a file, folder or glob"),
             "--limit": _number("questions of each task; 0 = all"),
             "--fewshot": _option("few-shot examples; -1 = as each task says", "N", key="eval.fewshot"),
+            **_WEIGHTS,
             **_CHECKPOINT,
             **_JSON,
         },

@@ -12,7 +12,7 @@ from jaxlm.config import Config, ConfigError, config_files
 from jaxlm.data.chats import chat
 from jaxlm.data.tokenizer.coder import ours
 from jaxlm.devices.processes import say
-from jaxlm.eval import model
+from jaxlm.eval import model, weights
 from jaxlm.host.console import working
 from jaxlm.interop import inherit, peft
 from jaxlm.serve.batcher import Batcher
@@ -58,7 +58,7 @@ def _names(runs: list[tuple[str, str]]) -> list[str]:
 
 
 def _restored(config: Config, checkpoint: str, plain: bool) -> model.Restored:
-    run = model.restore(config, checkpoint, peft.READERS)
+    run = weights.restore(config, checkpoint, peft.READERS)
     for line in filter(None, (run.name, origin.better(config, checkpoint))):
         say(line)
     of_text = config.program == "pretrain" and run.data and ours(run.tokenizer)
@@ -73,7 +73,8 @@ def _voice(run: model.Restored, name: str, plain: bool) -> Iterator[Voice]:
         say(f"{name} has no chat template: it goes on with what you type (jaxlm train sft makes a model that answers)")
         plain = True
     with jax.set_mesh(run.mesh):
-        batcher = Batcher(run.model, run.variables, rows=1)
+        batcher = Batcher(run.model, run.variables, rows=1, speculate=True)
+        run.variables.clear()  # the batcher has them, laid out for decoding
         with contextlib.closing(batcher):
             with working("compiling") as tell:
                 batcher.warm(lambda line: tell(0, line))

@@ -15,7 +15,7 @@ from jaxlm.data.batches.open import open_mixture
 from jaxlm.data.chats import chat
 from jaxlm.data.shards import vocabulary
 from jaxlm.devices.processes import from_first, say, together
-from jaxlm.eval import core, harness, held_out, likelihood, model, redteam, results, text
+from jaxlm.eval import core, harness, held_out, likelihood, model, redteam, results, text, weights
 from jaxlm.eval.model import Restored
 from jaxlm.eval.results import TaskResult
 from jaxlm.host import console
@@ -40,13 +40,16 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError(f"--tasks={args.tasks}: names with a comma between, such as arc_easy,piqa")
     ask = together(lambda: harness.Benchmarks(names, config.eval))
     documents = together(lambda: text.read(args.text, config.data.text_key)) if args.text else ()
-    run = model.restore(config, args.checkpoint, peft.READERS)
+    run = weights.restore(config, args.checkpoint, peft.READERS)
     say(run.name)
     if ask.chats:
         together(lambda: chat.template(run.tokenizer))
     place = folder / results.FOLDER / str(run.step)
-    if why := from_first(lambda: results.unwritable(folder, run.step)) if names or documents else "":
-        say(f"{place} can't be written ({why}): the results are printed, not kept")
+    why = "int8 weights" if config.sample.weights == "int8" else ""
+    if (names or documents) and not why and (error := from_first(lambda: results.unwritable(folder, run.step))):
+        why = f"{place} can't be written ({error})"
+    if why and (names or documents):
+        say(f"{why}: the results are printed, not kept")
     with jax.set_mesh(run.mesh):
         held_out = {} if documents else _held_out(run, config)
     if not (held_out or names or documents):

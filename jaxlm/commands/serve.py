@@ -13,7 +13,7 @@ import jax
 from jaxlm.config import Config, ConfigError, pip_install
 from jaxlm.data.chats import chat
 from jaxlm.devices.processes import say
-from jaxlm.eval import model
+from jaxlm.eval import model, weights
 from jaxlm.host.console import working
 from jaxlm.interop import peft
 from jaxlm.serve import address
@@ -31,10 +31,12 @@ def run(config: Config, args: argparse.Namespace) -> int:
     with address.listen(args.host, args.port) as listening:
         if not key and not guard.is_loopback(args.host):
             say(f"anyone who reaches {args.host} can use this server: --api-key=KEY asks for a key")
-        restored = model.restore(config, args.checkpoint, peft.READERS)
+        restored = weights.restore(config, args.checkpoint, peft.READERS)
         with jax.set_mesh(restored.mesh):
             with working("laying out the model"):
-                batcher = Batcher(restored.model, restored.variables, rows=args.rows, queue=args.queue)
+                sizes = {"rows": args.rows, "queue": args.queue}
+                batcher = Batcher(restored.model, restored.variables, **sizes, speculate=True)
+                restored.variables.clear()  # the batcher has them, laid out for decoding
             with contextlib.closing(batcher):
                 with working("compiling") as tell:
                     batcher.warm(lambda line: tell(0, line))

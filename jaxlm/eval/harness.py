@@ -157,4 +157,6 @@ def make(
 
 def training_flops(variables: Variables, tokens: float) -> float:
     """Returns the FLOPs of training on `tokens`: 6 x parameters x tokens (Kaplan et al. 2020, arXiv:2001.08361)."""
-    return 6.0 * sum(leaf.size for leaf in jax.tree.leaves(variables.get("params", {}))) * tokens
+    return (
+        6.0 * sum(leaf.size for of in ("params", "packed") for leaf in jax.tree.leaves(variables.get(of, {}))) * tokens
+    )

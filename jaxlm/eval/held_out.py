@@ -80,7 +80,7 @@ def make(
         sums, tokens, n_bytes = [], [], 0
         sizes = {"seq_len": seq_len, "batch_size": size, "targets": targets[source]}
         for held_out in validation_rows(data, source, **sizes):
-            sums.append(nll_of(variables, _placed(held_out.batch, mesh)))
+            sums.append(nll_of(variables, placed(held_out.batch, mesh)))
             tokens.append(held_out.batch["weights"].sum(axis=axis, dtype=np.float64))
             n_bytes += held_out.target_bytes
             if len(sums) > _AHEAD:
@@ -151,7 +151,7 @@ def of_answers(model: Transformer, data: Packed, mesh: Mesh, config: EvalConfig,
             for whole, without_ends in told(both, tell):
                 batch = {**whole, "text_weights": without_ends["weights"]}
                 tokens += [batch[name].sum() for name in _WEIGHTS]
-                sums.append(jax.block_until_ready(sums_of(variables, _placed(batch, mesh))))
+                sums.append(jax.block_until_ready(sums_of(variables, placed(batch, mesh))))
         summed = np.sum(np.reshape(jax.device_get(sums), (-1, len(_WEIGHTS))), axis=0, dtype=np.float64)
         return dict(zip(("val/loss", "val/text_loss"), (summed / np.maximum(tokens, 1)).tolist(), strict=True))
 
@@ -198,7 +198,7 @@ def of_pairs(objective: Objective, data: Packed, mesh: Mesh, config: EvalConfig,
         total = np.zeros(2 + len(_FIGURES))
         with processes.working("held-out pairs") as tell:
             for batch in told(data.held_out(size, examples), tell):
-                total += np.asarray(sums_of(variables, _placed(batch, mesh)), np.float64)
+                total += np.asarray(sums_of(variables, placed(batch, mesh)), np.float64)
         names = ("val/loss", *(f"val/{name}" for name in _FIGURES))
         return dict(zip(names, (total[1:] / total[0]).tolist(), strict=True))
 
@@ -222,7 +222,7 @@ def judge(
         with processes.working(what, len(logp_Nx2)) as tell:
             for batch, numbers_BxP in data.judged(val, size):
                 there = numbers_BxP >= 0
-                logp_BxPx2 = np.asarray(logp_of(variables, _placed(batch, mesh))).reshape(*there.shape, 2)
+                logp_BxPx2 = np.asarray(logp_of(variables, placed(batch, mesh))).reshape(*there.shape, 2)
                 logp_Nx2[numbers_BxP[there]] = logp_BxPx2[there]
                 done += int(there.sum())
                 tell(done)
@@ -232,7 +232,7 @@ def judge(
         return judged(False), judged(True)
 
 
-def _placed(batch: Mapping[str, np.ndarray], mesh: Mesh) -> Batch:
+def placed(batch: Mapping[str, np.ndarray], mesh: Mesh) -> Batch:
     """Returns a batch on the mesh. `batch` has the rows of all processes."""
     size, length = batch["tokens"].shape
     local = sharding.local_rows(mesh, size)

@@ -298,7 +298,7 @@ def token_scores(model: Transformer, tile: int) -> Callable[[Variables, Batch], 
         variables = cast(variables, jnp.dtype(config.dtype))
         hidden_BxTxD = base.hidden(model, variables, batch, None)
         hidden_BxMxD = jnp.take_along_axis(hidden_BxTxD, batch["sources"][:, :, None], axis=1)
-        head_DxV = models.head_kernel(variables["params"], config)
+        head_DxV = models.head_kernel(variables["params"], config, variables.get("packed"))
         rows = models.head_rows(model, variables)
         of_tokens = functools.partial(xent.token_scores, vocab_size=config.vocab_size, tile=tile, **rows)
         return spmd.over_tokens(of_tokens, hidden_BxMxD, head_DxV, batch["targets"], summed=False)

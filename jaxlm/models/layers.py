@@ -17,6 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxlm.config import ModelConfig
 from jaxlm.devices.sharding import constrain
 from jaxlm.models.init import normal, parameter
+from jaxlm.ops import int8
 from jaxlm.ops.attention import attention
 from jaxlm.ops.block_codes import Coded
 from jaxlm.ops.decode import cached_attention, row_product, write_cache
@@ -52,7 +53,8 @@ class Cache(typing.NamedTuple):
     """The KV cache of a model.
 
     Attributes:
-      slot: the first slot to write new tokens to, the same in all rows, so that one update in place serves them all.
+      slot: the first slot to write new tokens to, the same in all rows, so that one update in place serves them all; or
+        (T,): each token's slot.
       positions_BxS: the position of the token in each slot. A query attends to the slots whose position is not after its
         own. Padding slots hold a position after all others, so that no query attends to them.
     """
@@ -82,12 +84,13 @@ class Weights(typing.NamedTuple):
     """The weights of one projection, in the compute dtype.
 
     Attributes:
-      kernel: (*in, *out); quantised (`Coded`) if the collection `quantized` has it (see `models.quantized`).
+      kernel: (*in, *out); quantised (`Coded`) if the collection `quantized` has it (see `models.quantized`); only its
+        shape if the calling module has it in the collection `packed`.
       bias: (*out); None for no bias.
       lora: the factors (*in, rank) and (rank, *out), whose product is added to the kernel (arXiv:2106.09685); None for none.
     """
 
-    kernel: jax.Array | Coded
+    kernel: jax.Array | Coded | jax.ShapeDtypeStruct
     bias: jax.Array | None
     lora: tuple[jax.Array, jax.Array] | None
 
@@ -109,8 +112,10 @@ class Linear(nn.Module):
     def __call__(self) -> Weights:
         if self.has_variable("quantized", "codes"):
             kernel = Coded(*(self.get_variable("quantized", name) for name in Coded._fields))
-        else:
+        elif self.is_initializing() or self.has_variable("params", "kernel"):
             kernel = parameter(self, "kernel", normal(self.std), self.shape).astype(self.dtype)
+        else:
+            kernel = jax.ShapeDtypeStruct(self.shape, self.dtype)
         bias = factors = None
         if self.bias_shape is not None:
             bias = parameter(self, "bias", nn.initializers.zeros, self.bias_shape).astype(self.dtype)
@@ -142,7 +147,10 @@ class LayerNorm(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Holds a table (rows, D); returns the rows of ids (B, T), cast to the compute dtype: (B, T, D)."""
+    """Holds a table (rows, D); returns the rows of ids (B, T), cast to the compute dtype: (B, T, D).
+
+    If the collection `packed` has the table in int8, takes the rows from there.
+    """
 
     rows: int
     config: ModelConfig
@@ -150,6 +158,10 @@ class Embedding(nn.Module):
     @nn.compact
     def __call__(self, ids_BxT: jax.Array) -> jax.Array:
         c = self.config
+        if self.has_variable("packed", "embedding"):
+            table = self.get_variable("packed", "embedding")
+            rows = int8.Int8(*(part[ids_BxT.reshape(-1)] for part in table))
+            return int8.decode(rows, c.dtype).reshape(*ids_BxT.shape, c.d_model)
         table_VxD = parameter(self, "embedding", normal(c.init_std), (self.rows, c.d_model))
         return constrain(lookup(table_VxD, ids_BxT, c.dtype), "batch", "seq", "act_embed")
 
@@ -196,9 +208,7 @@ def project(
     return [y if w.bias is None else y + w.bias for y, w in zip(ys, weights, strict=True)]
 
 
-def _of_kernels(
-    module: nn.Module, name: str, x: jax.Array, kernels: list[jax.Array | Coded], product: Product
-) -> list[jax.Array]:
+def _of_kernels(module: nn.Module, name: str, x: jax.Array, kernels: list, product: Product) -> list[jax.Array]:
     if not module.has_variable("packed", name):
         return multiply(x, kernels, product, module.config.fuse_projections)
     y = row_product(x.reshape(math.prod(x.shape[:2]), -1), module.get_variable("packed", name))
@@ -305,6 +315,7 @@ def attend(
         layer, shared = cache
         layer = LayerCache(*write_cache(*layer, k_BxTxKxH, v_BxTxKxH, shared.slot))
         mask_BxTxS = shared.positions_BxS[:, None, :] <= info.positions_BxT[:, :, None]
-        return cached_attention(q_BxTxNxH, *layer, mask_BxTxS), layer
+        first = (x[: len(q_BxTxNxH)] for x in layer)  # the cache may have more rows
+        return cached_attention(q_BxTxNxH, *first, mask_BxTxS), layer
     ids = {"segment_ids_BxT": info.segment_ids_BxT, "until_BxT": info.until_BxT}
     return attention(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, backend=backend, **ids), None

@@ -81,28 +81,40 @@ def axes_of(name: str, leaf: jax.ShapeDtypeStruct) -> tuple[str, ...]:
     raise KeyError(f"no logical axes for parameter {name} {leaf.shape}: add it to models.params.LOGICAL_AXES")
 
 
-def pack_params(params: dict, config: ModelConfig, every_product: bool) -> dict:
-    """Returns the collection `packed`: kernels of the layers as matrices (out, in), for `ops.decode.row_product`.
+# The products of a layer: module -> name of the product -> the kernels that it multiplies side by side.
+_PRODUCTS = {
+    "attn": {"qkv": ("q", "k", "v"), "o": ("o",)},
+    "mlp": {"gate_up": ("gate", "up"), "up": ("up",), "down": ("down",)},
+}
 
-    `layers.project` reads the collection in decoding. q, k and v are packed into one matrix, gate and up into another. If
-    the mesh shards parameters over `tensor`, the result is {}, and products stay separate. Merge adapters into `params`
-    first. `every_product` packs the other kernels too, which is faster on CPUs.
+
+def pack_params(params: dict, config: ModelConfig, every_product: bool) -> tuple[dict, dict]:
+    """Returns (the parameters without the packed kernels, the collection `packed`): see `pack_layer`.
+
+    If the mesh shards parameters over `tensor`, nothing is packed, and products stay separate. Merge adapters into `params`
+    first.
     """
     if axis_size("tensor") > 1:
-        return {}
+        return params, {}
+    pairs = {tree.layer_name(i): pack_layer(params[tree.layer_name(i)], every_product) for i in range(config.n_layers)}
+    return params | {name: pair[0] for name, pair in pairs.items()}, {name: pair[1] for name, pair in pairs.items()}
 
-    def pack(*kernels: jax.Array, axes: int = 1) -> jax.Array:
-        matrices = [kernel.reshape(math.prod(kernel.shape[:axes]), -1) for kernel in kernels]
-        return jnp.concatenate([matrix.T for matrix in matrices]).astype(config.dtype)
 
-    packed = {}
-    for i in range(config.n_layers):
-        parts = params[tree.layer_name(i)]
-        attn, mlp = ({n: p["kernel"] for n, p in parts[part].items() if "kernel" in p} for part in ("attn", "mlp"))
-        packed[tree.layer_name(i)] = layer = {"attn": {"qkv": pack(*(attn[name] for name in "qkv"))}, "mlp": {}}
-        if "gate" in mlp:
-            layer["mlp"]["gate_up"] = pack(mlp.pop("gate"), mlp.pop("up"))
-        if every_product:
-            layer["attn"]["o"] = pack(attn["o"], axes=input_axes("attn/o/kernel"))
-            layer["mlp"] |= {name: pack(kernel) for name, kernel in mlp.items()}
-    return packed
+def pack_layer(layer: dict, every_product: bool) -> tuple[dict, dict]:
+    """Returns (a layer's parameters without the packed kernels, the kernels as matrices (out, in)).
+
+    `layers.project` reads these matrices, by `ops.decode.row_product`. q, k and v are packed into one matrix, gate and up
+    into another. `every_product` packs the other kernels too, which is faster on CPUs.
+    """
+    rest, packed = jax.tree.map(lambda leaf: leaf, layer), {"attn": {}, "mlp": {}}  # the first: a copy of the dicts
+    for part, products in _PRODUCTS.items():
+        for product, names in products.items():
+            there = all("kernel" in rest[part].get(name, {}) for name in names)
+            if there and (every_product or len(names) > 1):
+                matrices = [_matrix(f"{part}/{name}/kernel", rest[part][name].pop("kernel")) for name in names]
+                packed[part][product] = jnp.concatenate(matrices)
+    return rest, packed
+
+
+def _matrix(name: str, kernel: jax.Array) -> jax.Array:
+    return kernel.reshape(math.prod(kernel.shape[: input_axes(name)]), -1).T

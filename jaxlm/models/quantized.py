@@ -1,8 +1,11 @@
-"""Frozen parameters, for training with adapters: the layers' kernels may be quantised (QLoRA, arXiv:2305.14314).
+"""Quantised parameters: frozen ones, for training with adapters (QLoRA, arXiv:2305.14314), and those in int8, for decoding.
 
 A quantised kernel is not in `params`: the collection `quantized` has its `codes` and `scales`. All other parameters,
 including kernels whose number of inputs no block size divides, are stored in the compute dtype, to which the model casts
 them anyway; vectors (norms) in float32.
+
+For decoding (`in_int8`), kernels, embedding and head are in the collection `packed`, by `ops.int8`. That is another form: a
+product with `quantized` decodes blocks of inputs to floats, with `packed` it is a product of integers.
 """
 
 import functools
@@ -16,9 +19,10 @@ from jax.sharding import NamedSharding
 
 from jaxlm.devices import tree
 from jaxlm.devices.sharding import from_host
-from jaxlm.models.params import abstract_params, input_axes, logical_axes
+from jaxlm.models import adapters
+from jaxlm.models.params import abstract_params, input_axes, logical_axes, pack_layer
 from jaxlm.models.transformer import Transformer
-from jaxlm.ops import block_codes
+from jaxlm.ops import block_codes, int8
 
 Frozen = dict[str, dict]  # collection -> tree: "params" and, if kernels are quantised, "quantized"
 
@@ -85,6 +89,37 @@ def rounded(name: str, value: np.ndarray, kind: str) -> np.ndarray:
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _round_trip(kernel: jax.Array, kind: str, axes: int) -> jax.Array:
     return block_codes.decode(block_codes.quantize(kernel, kind, axes), kernel.shape, jnp.float32)
+
+
+def in_int8(model: Transformer, variables: dict) -> dict:
+    """Returns a model's variables with weights in int8, adapters merged, and empties `variables`: part by part, so that only
+    one part is in memory twice. Learned positions, norms, biases and the virtual tokens of a prompt keep their type.
+    """
+    params, kept, packed = variables.pop("params"), {}, {}
+    added = {name: variables.pop(name) for name in adapters.MERGED if name in variables}
+    adapter = adapters.Adapter(model.adapter, model.row_ids) if added else None
+    for name in list(params):
+        part = {name: params.pop(name)}
+        part = adapters.merge(part, added, adapter) if adapter else part
+        kind = name if tree.layer_of(name) is None else "layer"
+        kept[name], packed[name] = jax.block_until_ready(_part_in_int8(part[name], kind, model.config.dtype))
+    trees = {"params": kept, "packed": packed}
+    return variables | {of: {name: part for name, part in whole.items() if part} for of, whole in trees.items()}
+
+
+@functools.partial(jax.jit, static_argnames=("kind", "dtype"))
+def _part_in_int8(part: dict, kind: str, dtype: str) -> tuple[dict, dict]:
+    """Returns (what keeps its type, what is in int8) of a layer's parameters, or of those outside the layers."""
+    kept, matrices = part, {}
+    if kind == "layer":
+        kept, matrices = pack_layer(part, every_product=True)
+    elif kind in ("embed", "head"):
+        kept, matrices = {}, {name: leaf.T if kind == "head" else leaf for name, leaf in part.items()}
+    return _kept_types(kept, dtype), jax.tree.map(int8.quantize, matrices)
+
+
+def _kept_types(params: dict, dtype: str) -> dict:
+    return jax.tree.map(lambda leaf: leaf.astype(dtype) if leaf.ndim > 1 else leaf, params)
 
 
 def _is_kernel(name: str) -> bool:

@@ -18,6 +18,7 @@ from jaxlm.devices.sharding import constrain
 from jaxlm.devices.tree import layer_name, map_named
 from jaxlm.models.init import parameter
 from jaxlm.models.layers import SAVED_NAMES, Block, Cache, Embedding, LayerCache, TokenInfo, dropout
+from jaxlm.ops import int8
 
 # What the forward pass may save of each layer for the backward pass: everything (none), the tagged activations (names), the
 # outputs of products with weights (dots), or only the layer's input (full).
@@ -126,6 +127,10 @@ class Transformer(nn.Module):
         else:
             x_BxTxD = self.run_layers(x_BxTxD, info, key)
         hidden_BxTxD = self.norm(c.norm_eps, name="final_norm")(x_BxTxD)
+        if cache is None and in_int8(self.variables):
+            # Decoding multiplies by the head in integers: with these values, so does a product in floats.
+            rounded = int8.decode(int8.quantize(hidden_BxTxD.reshape(-1, c.d_model)), c.dtype)
+            hidden_BxTxD = rounded.reshape(hidden_BxTxD.shape)
         return hidden_BxTxD if cache is None else (hidden_BxTxD, cache._replace(layers=tuple(layers)))
 
     def layer_variables(self, i: int) -> dict:
@@ -188,11 +193,24 @@ def empty_cache(config: ModelConfig, batch: int, slots: int) -> tuple[LayerCache
     return (LayerCache(k_BxKxHxS, v_BxKxSxH),) * config.n_layers
 
 
-def head_kernel(params: dict, config: ModelConfig) -> jax.Array:
+def in_int8(variables: typing.Mapping[str, typing.Any]) -> bool:
+    """True if the variables are those of `quantized.in_int8`."""
+    return "embed" in variables.get("packed", {})
+
+
+def head_matrix(packed: dict) -> int8.Int8:
+    """Returns the head by rows of the vocabulary, from the collection `packed` of variables that are `in_int8`."""
+    return packed["head"]["kernel"] if "head" in packed else packed["embed"]["embedding"]
+
+
+def head_kernel(params: dict, config: ModelConfig, packed: dict | None = None) -> jax.Array:
     """Returns the head's kernel (D, Vp) in the compute dtype: the transposed embedding if `tie_embeddings` is set.
 
-    Columns from `vocab_size` on are padding, which the caller masks or cuts off.
+    Columns from `vocab_size` on are padding, which the caller masks or cuts off. `packed`: the collection, of variables that
+    are `in_int8`.
     """
+    if in_int8({"packed": packed or {}}):
+        return int8.decode(head_matrix(packed), config.dtype).T
     head_DxVp = params["embed"]["embedding"].T if config.tie_embeddings else params["head"]["kernel"]
     return head_DxVp.astype(config.dtype)
 

@@ -7,6 +7,9 @@ outputs of a product, M rows.
 import jax
 import jax.numpy as jnp
 
+from jaxlm.ops import int8
+from jaxlm.ops.int8 import Int8
+
 _MASKED = -1e30  # finite, so that exp(score - max) is 0 and never inf - inf
 
 
@@ -40,10 +43,15 @@ def cached_attention(
 def write_cache(
     k_BxKxHxS: jax.Array, v_BxKxSxH: jax.Array, k_BxTxKxH: jax.Array, v_BxTxKxH: jax.Array, slot: int | jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the cache with new keys and values in the slots from `slot` on, the same in all rows.
+    """Returns the cache with new keys and values in the slots from `slot` on, the same in all rows; or in slots `slot` (T,).
 
-    The update is in place if the cache is donated or carried by a loop.
+    The update is in place if the cache is donated or carried by a loop. The cache may have more rows than the new tokens.
     """
+    if jnp.ndim(slot):
+        for t in range(len(slot)):
+            new = (x[:, t : t + 1] for x in (k_BxTxKxH, v_BxTxKxH))
+            k_BxKxHxS, v_BxKxSxH = write_cache(k_BxKxHxS, v_BxKxSxH, *new, slot[t])
+        return k_BxKxHxS, v_BxKxSxH
     return (
         jax.lax.dynamic_update_slice(k_BxKxHxS, k_BxTxKxH.transpose(0, 2, 3, 1), (0, 0, 0, slot)),
         jax.lax.dynamic_update_slice(v_BxKxSxH, v_BxTxKxH.transpose(0, 2, 1, 3), (0, 0, slot, 0)),
@@ -51,11 +59,12 @@ def write_cache(
 
 
 def row_product(
-    x_MxI: jax.Array, kernel_OxI: jax.Array, preferred_element_type: jax.typing.DTypeLike | None = None
+    x_MxI: jax.Array, kernel_OxI: jax.Array | Int8, preferred_element_type: jax.typing.DTypeLike | None = None
 ) -> jax.Array:
     """Returns x times the transposed kernel, (M, O). For few rows of x it takes as long as reading the kernel once.
 
-    On one CPU the kernel is the left operand, because XLA's library copies the right operand before it multiplies.
+    With a quantised kernel it is `int8.product`. Else on one CPU the kernel is the left operand, because XLA's library copies
+    the right operand before it multiplies.
     """
 
     def plain(x_MxI: jax.Array, kernel_OxI: jax.Array) -> jax.Array:
@@ -67,6 +76,8 @@ def row_product(
         # Without the barrier XLA swaps the operands back to save a transpose of the small result.
         return jax.lax.optimization_barrier(y_OxM).T
 
+    if isinstance(kernel_OxI, Int8):
+        return int8.product(x_MxI, kernel_OxI).astype(preferred_element_type or x_MxI.dtype)
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty and mesh.size > 1:
         return plain(x_MxI, kernel_OxI)

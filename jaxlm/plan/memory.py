@@ -42,7 +42,7 @@ class Memory:
     `optimizer` and `average` (of the weights) leave out offloaded state. `gradients` are float32 sums of the microbatches'
     (with one microbatch, gradients in the compute type), `copies` the parameters in the compute type, `activations` those
     that all layers keep for the backward pass. `rollouts` is for drawing answers: the reference, and between two updates
-    the packed weights and the KV caches.
+    a copy of the weights and the KV caches.
     """
 
     parameters: int
@@ -132,14 +132,13 @@ class Estimator:
         return max(moments, key=lambda memory: memory.total)
 
     def _drawing(self, config: Config) -> int:
-        """The bytes for drawing a policy's answers: its weights, some of them packed a second time, and KV caches."""
+        """The bytes for drawing a policy's answers: its weights and KV caches."""
         m, r, t = config.model, config.rollout, config.train
         answers = r.prompts * r.answers
         weights = (self._trained if self._all_trained else self._frozen).drawing_bytes
-        packed = 0 if self._tensor > 1 else m.n_layers * _side_by_side(m) * self._width
         slots = 1 << (t.seq_len * t.batch_size // answers - 1).bit_length()
         cache = 2 * m.n_layers * (r.rows or answers) * slots * m.n_kv_heads * m.head_dim * self._width
-        return weights + packed // self._fsdp + cache // (self._ways * self._tensor)
+        return weights + cache // (self._ways * self._tensor)
 
     def _joined(self, m: ModelConfig) -> int:
         """The bytes of weights gathered and joined for matrix products: of one layer, or of all without remat and scan."""

@@ -154,7 +154,7 @@ _EXACT = ("embedding", "/rows", "/prompt")  # tables
 
 
 def cast(params: Variables, dtype: jnp.dtype) -> Variables:
-    """Returns the parameters in the compute type. Vectors, embedding tables and quantised kernels' codes keep their types.
+    """Returns the parameters in the compute type. Vectors, embedding tables and quantised kernels keep their types.
 
     The gradient of a table's row is a sum over all tokens with that id; in bfloat16 the sum of a frequent token would lose most
     of its terms. So the model casts the rows that it looks up, and the whole table only if it is also the head.
@@ -163,7 +163,7 @@ def cast(params: Variables, dtype: jnp.dtype) -> Variables:
     def one(name: str, p: jax.Array) -> jax.Array:
         return p.astype(dtype) if p.ndim > 1 and not name.endswith(_EXACT) else p
 
-    return {of: part if of == "quantized" else tree.map_named(one, part) for of, part in params.items()}
+    return {of: part if of in ("quantized", "packed") else tree.map_named(one, part) for of, part in params.items()}
 
 
 def _rate_metrics(lr: jax.Array | dict) -> Metrics:

@@ -79,8 +79,9 @@ def test_fused_and_packed_are_unfused(family, bias):
         attn = attn | {name: attn[order["qkv".index(name)]] for name in "qkv"}
         mixed = params | {"layers_0": params["layers_0"] | {"attn": attn}}
         for every_product in (False, True):
-            variables = {"params": params, "packed": params_module.pack_params(mixed, fused.config, every_product)}
-            assert low <= tiny.difference(apply(variables), hidden) < high
+            rest, packed = params_module.pack_params(mixed, fused.config, every_product)
+            assert ("kernel" in rest["layers_0"]["mlp"]["down"]) is not every_product
+            assert low <= tiny.difference(apply({"params": rest, "packed": packed}), hidden) < high
 
 
 @pytest.mark.parametrize(("family", "backend"), [("llama", "xla"), ("gpt2", "blocked")])

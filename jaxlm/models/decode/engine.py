@@ -5,16 +5,21 @@ Legend: B rows, P prompts read together, C tokens of a chunk, W words of a guide
 
 import collections
 import hashlib
+import time
 import typing
 
 import jax
 import numpy as np
 
 from jaxlm.config import ConfigError
-from jaxlm.models.decode import ring
+from jaxlm.devices.tree import layer_of
+from jaxlm.models.decode import drafts, ring
 from jaxlm.models.decode.ring import Drawn, Layers, LogProbs, lay_out
 from jaxlm.models.decode.sampling import Rows
-from jaxlm.models.transformer import Transformer
+from jaxlm.models.transformer import Transformer, in_int8
+
+_MEASURED = 8  # steps of each size; the fastest counts
+_SIZES: dict[tuple, tuple[int, float]] = {}  # what `drafts.best` returned for the models and machine of this process
 
 
 class Settings(typing.NamedTuple):
@@ -133,8 +138,9 @@ class Engine:
     Args:
       chunk: tokens of a prompt that are read at once.
       shortest: the ring's shortest length, rounded up to whole chunks.
-      prefix_bytes: the size of the prefix cache, at most, allocated at the start; 0 for none.
+      prefix_bytes: the size of the prefix cache, allocated at the start; at most that of the weights; 0 for none.
       burst: see below.
+      speculate: True to propose tokens to a row that lives alone (see `drafts`), on one CPU.
 
     Attributes:
       lengths: the lengths that the ring may have, ascending.
@@ -151,18 +157,21 @@ class Engine:
         shortest: int = 128,
         prefix_bytes: int = 2**28,
         burst: int | None = None,
+        speculate: bool = False,
     ):
         self._on_cpu = on_one_cpu(variables)
+        self.speculates = speculate and self._on_cpu
         self.model, self.rows = model, rows
         self.chunk = chunk or (32 if self._on_cpu else 256)
         self.burst = burst or (1 if self._on_cpu else 8)
         self.lengths = [-(-shortest // self.chunk) * self.chunk]  # a multiple, so that a prompt's last chunk fits
         while self.lengths[-1] < model.config.max_seq_len:
             self.lengths.append(2 * self.lengths[-1])
-        places = self._places(prefix_bytes)
+        self.prefixes = Prefixes(0, self.chunk)
+        self.load(variables)
+        places = self._places(min(prefix_bytes, self._weight_bytes))
         self.prefixes = Prefixes(places, self.chunk)
         self._kept = ring.cache(model, places, self.chunk) if places else ()
-        self.load(variables)
         self.reset()
 
     def _places(self, most_bytes: int) -> int:
@@ -175,6 +184,7 @@ class Engine:
         """Restores the initial state, with other `rows` if given: no row is live, and earlier requests change no result."""
         self.prefixes.clear()
         self.rows = rows or self.rows
+        self._plain_B = np.ones(self.rows, bool)  # without bias and log-probabilities
         self._open_BxW = np.full((self.rows, -(-self.model.config.vocab_size // 32)), 2**32 - 1, np.uint32)
         self.state = ring.empty(self.model, self.rows, self.lengths[0])
 
@@ -183,9 +193,9 @@ class Engine:
         self.weights = None  # frees the memory first
         self.weights = lay_out(self.model, variables, every_product=self._on_cpu)
         self.prefixes.clear()
-        layers = {name: part for name, part in self.weights.variables["params"].items() if name.startswith("layers_")}
-        rest = {name: part for name, part in self.weights.variables.items() if name != "params"}
-        self._weight_bytes = _bytes((layers, rest, self.weights.head_VxD))
+        parts = [(name, part) for of in self.weights.variables.values() for name, part in of.items()]
+        layers = [part for name, part in parts if layer_of(name) is not None]
+        self._weight_bytes = _bytes((layers, self.weights.head_VxD))
 
     def unload(self) -> None:
         """Frees the memory of weights and ring until `load` and `reset`. All compiled programs stay."""
@@ -260,13 +270,56 @@ class Engine:
         )
         entry = ring.Entry(np.int32(row), np.int32(prompt), ids[-1], np.int32(len(ids) - 1), rows)
         self.state = ring.insert(self.state, prefill.staging, entry)
+        self._plain_B[row] = not s.bias and s.logprobs is None
 
     def start(self, live_B: np.ndarray, mask_BxW: np.ndarray | None = None, steps: int = 1) -> Drawn:
-        """Starts `steps` steps of all rows (`ring.step`); returns the tokens, still on the device. No mask allows all ids."""
+        """Starts `steps` steps of all rows (`ring.step`); returns the tokens, still on the device. No mask allows all ids.
+
+        On one CPU, where a step takes longer the more rows it computes, the first row is computed alone while it lives alone.
+        """
+        if self._on_cpu and self.rows > 1 and steps == 1 and mask_BxW is None and self.alone(live_B):
+            return self.start_first(())
         guided = np.bool_(mask_BxW is not None)
         mask_BxW = self._open_BxW if mask_BxW is None else mask_BxW
         self.state, drawn = ring.step(self.model, self.weights, self.state, live_B, mask_BxW, guided, steps)
         return drawn
+
+    def start_first(self, proposed: typing.Sequence[int]) -> Drawn:
+        """Starts a step of the first row alone, with proposed tokens (`ring.step_first`)."""
+        proposed_N = np.asarray(proposed, np.int32)
+        self.state, drawn = ring.step_first(self.model, self.weights, self.state, proposed_N)
+        return drawn
+
+    def draft(self, ids: typing.Iterable[int], settings: Settings) -> drafts.Draft:
+        """Returns the Draft of a text, whose size suits this machine: at first use it measures how long steps take."""
+        key = (
+            self.model,
+            in_int8(self.weights.variables),
+            self.rows,
+            settings.temperature > 0,
+            settings[1:3] != (0, 1.0),
+        )
+        if key not in _SIZES:
+            _SIZES[key] = drafts.best({size: self._seconds(size, settings) for size in drafts.SIZES})
+        return drafts.Draft(ids, *_SIZES[key])
+
+    def _seconds(self, size: int, settings: Settings) -> float:
+        """Returns how long a step of the first row takes that draws `size` tokens, without compiling."""
+        state, times = ring.empty(self.model, self.rows, self.lengths[0]), []
+        drawing = [np.full(self.rows, x, field.dtype) for x, field in zip(settings[:3], state.rows[:3], strict=True)]
+        state = state._replace(
+            rows=state.rows._replace(temperature_B=drawing[0], top_k_B=drawing[1], top_p_B=drawing[2])
+        )
+        for _ in range(_MEASURED):
+            began = time.perf_counter()
+            state, drawn = ring.step_first(self.model, self.weights, state, np.zeros(size - 1, np.int32))
+            jax.block_until_ready(drawn)
+            times.append(time.perf_counter() - began)
+        return min(times)
+
+    def alone(self, live_B: np.ndarray) -> bool:
+        """True if the first row lives alone, and has neither a bias nor log-probabilities."""
+        return bool(live_B[0] and not live_B[1:].any() and self._plain_B[0])
 
     def step(self, live_B: np.ndarray, mask_BxW: np.ndarray | None = None, steps: int = 1) -> Drawn:
         """Does the same as `start`, but waits for the drawn tokens and returns them on the host."""
@@ -286,7 +339,11 @@ class Engine:
                 self._kept = ring.keep(self._kept, prefill.staging, np.int32(0), np.int32(0))
                 ring.paste(prefill.staging, self._kept, np.int32(0), np.int32(0))
             for steps in {1, self.burst}:
-                self.step(idle_B, steps=steps)
+                self.step(idle_B, self._open_BxW, steps)
+            self.step(np.arange(self.rows) == 0)
+            for settings in (Settings(temperature=0.0), Settings(top_k=50, top_p=0.95)) if self.speculates else ():
+                if size := self.draft((), settings).size:
+                    self.start_first([0] * size)
         self.resize(self.lengths[0])
 
 

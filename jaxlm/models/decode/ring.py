@@ -22,8 +22,9 @@ from jaxlm.devices.sharding import constrain
 from jaxlm.models import adapters, layers
 from jaxlm.models.decode.sampling import Rows, sample_rows
 from jaxlm.models.params import pack_params
-from jaxlm.models.transformer import Transformer, empty_cache
+from jaxlm.models.transformer import Transformer, empty_cache, head_matrix, in_int8
 from jaxlm.ops.decode import row_product
+from jaxlm.ops.int8 import Int8
 
 LIKELIEST = 20  # log-probabilities besides the chosen token's, at most
 NEVER = np.int32(2**30)  # a position after every query's: the slot is never seen
@@ -34,14 +35,13 @@ class Weights(typing.NamedTuple):
     """Variables laid out for decoding.
 
     Attributes:
-      variables: collection -> tree; the parameters are in the compute dtype, with adapters merged where possible.
-      packed: the collection `packed` (see `params.pack_params`).
-      head_VxD: the output head, transposed: a row for each token.
+      variables: collection -> tree; the parameters are in the compute dtype, with adapters merged where possible, and those
+        in the collection `packed` (see `params.pack_params`) are nowhere else.
+      head_VxD: the output head, transposed: a row for each token; in int8 if the variables are.
     """
 
     variables: dict
-    packed: dict
-    head_VxD: jax.Array
+    head_VxD: jax.Array | Int8
 
 
 def lay_out(model: Transformer, variables: dict, every_product: bool) -> Weights:
@@ -50,6 +50,8 @@ def lay_out(model: Transformer, variables: dict, every_product: bool) -> Weights
     Kernels in the collection `quantized` stay quantised, with LoRA not merged: in the compute dtype they would take four
     times the memory. `every_product`: see `params.pack_params`.
     """
+    if in_int8(variables):
+        return Weights(dict(variables), head_matrix(variables["packed"]))
     coded = "quantized" in variables
     added = {name: variables[name] for name in adapters.MERGED if name in variables and not (coded and name == "lora")}
     adapter = adapters.Adapter(model.adapter, model.row_ids) if added else None
@@ -57,7 +59,7 @@ def lay_out(model: Transformer, variables: dict, every_product: bool) -> Weights
     if head_VxD is None:
         head_VxD = params["embed"]["embedding"]
     rest = {name: part for name, part in variables.items() if name not in added}
-    return Weights(rest | {"params": params}, packed, head_VxD)
+    return Weights(rest | {"params": params, "packed": packed}, head_VxD)
 
 
 @functools.partial(jax.jit, static_argnames=("adapter", "config", "every_product", "coded"))
@@ -72,8 +74,9 @@ def _laid_out(
     """Returns (the parameters with the adapter merged, in the compute dtype; `packed`; the head by rows, None if tied)."""
     params = adapters.merge(params, added, adapter) if adapter else params
     params = jax.tree.map(lambda p: p.astype(config.dtype) if p.ndim > 1 else p, params)
-    packed = {} if coded else pack_params(params, config, every_product)
-    return params, packed, None if config.tie_embeddings else params["head"]["kernel"].T
+    params, packed = (params, {}) if coded else pack_params(params, config, every_product)
+    head = params.pop("head", None) if not config.tie_embeddings else None
+    return params, packed, head and head["kernel"].T
 
 
 class State(typing.NamedTuple):
@@ -100,28 +103,27 @@ class Drawn(typing.NamedTuple):
 
     token_NxB: jax.Array
     sound_NxB: jax.Array
-    logprobs: LogProbs  # zeros unless a row asks for them
+    logprobs: LogProbs | None  # zeros unless a row asks for them
 
 
 def read(
-    model: Transformer, weights: Weights, ring: Layers, clock: jax.Array, last_B: jax.Array, position_B: jax.Array
+    model: Transformer, weights: Weights, ring: Layers, clock: jax.Array, new_BxT: jax.Array, position_B: jax.Array
 ) -> tuple[jax.Array, Layers]:
-    """Returns the hidden states (B, D) of each row's newest token, and the ring with that token written at the clock.
+    """Returns the hidden states (B, T, D) of each row's newest tokens, and the ring with them written from the clock on.
 
-    A row attends to as many of the newest slots as it has tokens; other slots may hold any finite values.
+    `position_B` is the first one's. A row attends to as many of the newest slots as it has tokens; other slots may hold any
+    finite values.
     """
     # No mask is stored: a row's position says which slots it attends to, so freeing or filling a row changes no mask.
     # A row that is done may run on with the others; its position must stay inside a table of learned positions.
-    position_Bx1 = jnp.minimum(position_B, model.config.max_seq_len - 1)[:, None]
-    age_S = (clock - jnp.arange(ring[0].slots)) % ring[0].slots
-    seen_BxS = jnp.where(age_S <= position_Bx1, position_Bx1 - age_S, NEVER)
-    hidden_Bx1xD, cache = model.apply(
-        weights.variables | {"packed": weights.packed},
-        last_B[:, None],
-        position_Bx1,
-        cache=layers.Cache(ring, clock, seen_BxS),
-    )
-    return hidden_Bx1xD[:, 0], cache.layers
+    slots, place_T = ring[0].slots, jnp.arange(new_BxT.shape[1])
+    position_BxT = jnp.minimum(position_B[:, None] + place_T, model.config.max_seq_len - 1)
+    slot_T, newest_Bx1 = (clock + place_T) % slots, position_BxT[:, -1:]
+    age_S = (slot_T[-1] - jnp.arange(slots)) % slots
+    seen_BxS = jnp.where(age_S <= newest_Bx1, newest_Bx1 - age_S, NEVER)
+    cache = layers.Cache(ring, slot_T, seen_BxS)
+    hidden_BxTxD, cache = model.apply(weights.variables, new_BxT, position_BxT, cache=cache)
+    return hidden_BxTxD, cache.layers
 
 
 def logits_of(model: Transformer, weights: Weights, hidden_BxD: jax.Array) -> jax.Array:
@@ -206,8 +208,8 @@ def step(
 
     def one(state: State, _: None) -> tuple[State, Drawn]:
         position_B = jnp.where(live_B, state.position_B, 0)
-        hidden_BxD, ring = read(model, weights, state.layers, state.clock, state.last_B, position_B)
-        logits_BxV = logits_of(model, weights, hidden_BxD)
+        hidden_Bx1xD, ring = read(model, weights, state.layers, state.clock, state.last_B[:, None], position_B)
+        logits_BxV = logits_of(model, weights, hidden_Bx1xD[:, 0])
         scores_BxV = logits_BxV + rows.bias_BxV
         scores_BxV = jax.lax.cond(guided, _allowed, lambda scores_BxV, _: scores_BxV, scores_BxV, mask_BxW)
         token_B = sample_rows(scores_BxV, rows, state.drawn_B)
@@ -219,6 +221,31 @@ def step(
     # Several steps in one program: on a GPU, the launch of a small model's step takes the host longer than the step runs.
     state, drawn = jax.lax.scan(one, state, length=steps)
     return _settled(state), jax.tree.map(lambda x: constrain(x, *(None,) * x.ndim), drawn)
+
+
+@functools.partial(jax.jit, static_argnames=("model",), donate_argnames="state")
+def step_first(model: Transformer, weights: Weights, state: State, proposed_N: jax.Array) -> tuple[State, Drawn]:
+    """Does what `step` does, but of the first row alone, whose settings are without bias, mask and log-probabilities.
+
+    It draws N + 1 tokens at once, each as if the proposed tokens before it were the text. They are the row's tokens up to the
+    first that differs from its proposal, and that one; the state goes on after it. So each is drawn from the distribution that
+    it has without proposals, by the same random number: a proposed token is right with its own probability.
+    """
+    count, slots = len(proposed_N) + 1, state.layers[0].slots
+    new_T = jnp.concatenate([state.last_B[:1], proposed_N])
+    hidden_1xTxD, ring = read(model, weights, state.layers, state.clock, new_T[None], state.position_B[:1])
+    logits_TxV = logits_of(model, weights, hidden_1xTxD[0])
+    rows = jax.tree.map(lambda x: jnp.repeat(x[:1], count, axis=0), state.rows)
+    token_T = sample_rows(logits_TxV, rows, state.drawn_B[0] + jnp.arange(count))
+    right = jnp.cumprod(token_T[:-1] == proposed_N).sum()
+    state = state._replace(
+        layers=ring,
+        clock=(state.clock + right + 1) % slots,
+        last_B=state.last_B.at[0].set(token_T[right]),
+        position_B=state.position_B + right + 1,
+        drawn_B=state.drawn_B + right + 1,
+    )
+    return state, Drawn(token_T[:, None], jnp.isfinite(logits_TxV.max(axis=-1))[:, None], None)
 
 
 @functools.partial(jax.jit, static_argnames=("model",), donate_argnames="staging")
@@ -239,7 +266,7 @@ def read_chunk(
     (prompts, size), slots = tokens_PxC.shape, staging[0].slots
     position_C = jnp.minimum(begin + jnp.arange(size), model.config.max_seq_len - 1)
     hidden_PxCxD, cache = model.apply(
-        weights.variables | {"packed": weights.packed},
+        weights.variables,
         tokens_PxC,
         jnp.broadcast_to(position_C, (prompts, size)),
         cache=layers.Cache(staging, begin, jnp.broadcast_to(jnp.arange(slots), (prompts, slots))),

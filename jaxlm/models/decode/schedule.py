@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from jaxlm.config import RunError
+from jaxlm.models.decode.drafts import Draft
 from jaxlm.models.decode.engine import Drawn, Engine, LogProbs, Prefill, Settings, check_prompts, power_of_two
 
 PATIENCE = 64  # steps for which a ring longer than needed is kept: the next request may need it
@@ -108,6 +109,7 @@ class _Run:
     started: int = 0  # new tokens of the steps that were started
     said: int = 0  # new tokens that were told
     began: float = dataclasses.field(default_factory=time.monotonic)
+    draft: Draft | None = None
 
     @property
     def ask(self) -> Ask:
@@ -122,10 +124,11 @@ class _Started(typing.NamedTuple):
 
     runs: list[_Run]
     drawn: Drawn | None
-    chunk: jax.Array | None
+    proposed: Sequence[int] = ()  # to the only request
+    chunk: jax.Array | None = None
 
 
-_NOTHING = _Started([], None, None)
+_NOTHING = _Started([], None)
 _DIVERGED = "the logits are not finite: have the weights diverged?"
 _NO_TOKEN = "no token can follow: the guide or the bias allows none, or the logits are not finite"
 
@@ -170,8 +173,8 @@ class Scheduler:
         for run in [run for run in self.runs if run.ticket.cancelled]:
             self._end(run, "cancelled")
         ahead = not (self._batch and self.waiting)  # else rows that end are filled before the next step
-        if not ahead or any(run.ask.guide for run in self.runs if run.prefill is None):
-            self._deliver_all()  # a guide needs the last token to allow the next
+        if not ahead or self._drafting or any(run.ask.guide for run in self.runs if run.prefill is None):
+            self._deliver_all()  # a guide needs the last token to allow the next, and a draft to propose it
         self._admit()
         reading, chunk = [run for run in self.runs if run.prefill], None
         if reading:
@@ -179,7 +182,7 @@ class Scheduler:
             self._turns += 1
             chunk = self._read(reading[0] if self._turns % 2 else min(reading, key=lambda run: run.prefill.left))
         # The next step is started before the tokens of the last are looked at: the device never waits for the host.
-        before, self._before = self._before, _Started(*self._step(), chunk)
+        before, self._before = self._before, self._step()._replace(chunk=chunk)
         self._deliver_all(before)
         if not self.runs:
             self._before = _NOTHING  # frees its arrays on the device
@@ -244,6 +247,22 @@ class Scheduler:
         self._fit()
         settings = Settings(ask.temperature, ask.top_k, ask.top_p, ask.seed, ask.bias, ask.logprobs)
         self.engine.insert(prefill, run.row, settings, place)
+        if self.engine.speculates:
+            run.draft = self.engine.draft(ask.ids, settings)
+
+    @property
+    def _drafting(self) -> bool:
+        """True if the only request may get proposals as soon as its tokens are known, or got some that may be refused."""
+        draft = self.runs[0].draft if len(self.runs) == 1 else None
+        return bool(self._before.proposed or (draft and draft.near))
+
+    def _proposed(self, live: list[_Run]) -> list[int]:
+        """Returns tokens to propose to the first row if it lives alone, all its tokens are known, and there is room."""
+        run = live[0]
+        if len(self.runs) > 1 or not run.draft or run.started != run.said or run.row or run.ask.guide:
+            return []
+        plain = not run.ask.bias and run.ask.logprobs is None
+        return run.draft.propose() if plain and run.started + run.draft.size < run.room else []
 
     def _fit(self, steps: int = 1) -> None:
         """Makes the ring as long as the next steps need; shortens it only after PATIENCE steps."""
@@ -253,13 +272,15 @@ class Scheduler:
         if length > self.engine.slots or self._unneeded > PATIENCE:
             self.engine.resize(length)
 
-    def _step(self) -> tuple[list[_Run], Drawn | None]:
+    def _step(self) -> _Started:
         """Starts a step of all requests that may have more tokens than were started."""
         live = [run for run in self.runs if run.prefill is None and run.started < run.room]
         mask_BxW = self._masks(live)
         live = [run for run in live if run in self.runs]  # without those whose guide failed
         if not live:
-            return [], None
+            return _NOTHING
+        if proposed := self._proposed(live):
+            return self._step_of_draft(live[0], proposed)
         # A mask holds for one token, and a prompt that is being read waits for no more than a step between two chunks.
         reading = any(run.prefill for run in self.runs)
         steps = 1 if mask_BxW is not None or reading else self.engine.burst
@@ -271,7 +292,15 @@ class Scheduler:
         self.counts["step_bytes"] += steps * self.engine.step_bytes
         for run in live:
             run.started += steps
-        return live, drawn
+        return _Started(live, drawn)
+
+    def _step_of_draft(self, run: _Run, proposed: list[int]) -> _Started:
+        steps = len(proposed) + 1
+        self._fit(steps)
+        run.started += steps  # until it is known how many are refused
+        self.counts["steps"] += 1
+        self.counts["step_bytes"] += self.engine.step_bytes
+        return _Started([run], self.engine.start_first(proposed), proposed)
 
     def _deliver_all(self, started: _Started | None = None) -> None:
         """Waits for started work, by default the last turn's, and tells its tokens to each request that has not ended."""
@@ -284,7 +313,7 @@ class Scheduler:
         for run in started.runs:
             if run in self.runs:
                 with self._only(run):
-                    self._deliver(run, drawn)
+                    self._deliver(run, drawn, started.proposed)
 
     def _masks(self, live: list[_Run]) -> np.ndarray | None:
         """Returns the bits of the ids that the guides allow, (B, W); None if no row has a guide."""
@@ -297,8 +326,8 @@ class Scheduler:
                 mask_BxW[run.row] = run.ask.guide.mask()
         return mask_BxW
 
-    def _deliver(self, run: _Run, drawn: Drawn) -> None:
-        """Tells a request its tokens of these steps, up to its end."""
+    def _deliver(self, run: _Run, drawn: Drawn, proposed: Sequence[int] = ()) -> None:
+        """Tells a request its tokens of these steps, up to its end, or up to the first that is not the proposed one."""
         tokens, ended, why, ask = [], "", "", run.ask
         for at in range(len(drawn.token_NxB)):
             token = int(drawn.token_NxB[at, run.row])
@@ -314,8 +343,13 @@ class Scheduler:
                 run.said += 1
             if not ended and run.said >= run.room:
                 ended = "length"
-            if ended:
+            if run.draft:
+                run.draft.add([token])
+            if ended or (at < len(proposed) and token != proposed[at]):
                 break
+        if proposed:
+            run.started -= len(proposed) - at
+            run.draft.judge(at + 1)
         self.counts["tokens"] += len(tokens)
         if ended:
             self._end(run, ended, tuple(tokens), why)
@@ -336,7 +370,9 @@ class Scheduler:
     def _end(self, run: _Run, ended: str, tokens: tuple[Token, ...] = (), why: str = "") -> None:
         # The row's slots in the ring stay as they are: the next prompt overwrites them, and nobody reads them before.
         self.runs.remove(run)
-        self._free.append(run.row)
+        self._free = sorted(
+            [*self._free, run.row], reverse=True
+        )  # the first rows are filled first (see `Engine.start`)
         self.seconds += 0.1 * (time.monotonic() - run.began - self.seconds)
         self._tell(run.ticket, Update(tokens, ended=ended, why=why))
 

@@ -104,7 +104,7 @@ def hidden_logp(
     config = model.config
     rows = models.head_rows(model, variables)
     token_nll = functools.partial(xent.token_nll, vocab_size=config.vocab_size, tile=tile, **rows)
-    head_DxV = models.head_kernel(variables["params"], config)
+    head_DxV = models.head_kernel(variables["params"], config, variables.get("packed"))
     return -spmd.over_tokens(token_nll, hidden_BxTxD, head_DxV, targets_BxT, summed=False)
 
 
