@@ -10,6 +10,7 @@ from jaxlm.config import ConfigError
 from jaxlm.data.chats import chat
 from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.data.tokenizer.ids import document, opened
+from jaxlm.models.decode.sampling import Penalties
 from jaxlm.models.decode.schedule import Ask
 from jaxlm.serve.body import Fields, Refused, shown
 from jaxlm.serve.guide import Guides
@@ -22,7 +23,6 @@ _IGNORED = (
     *("parallel_tool_calls", "reasoning_effort", "verbosity"),
 )
 _MOST_BYTES = 32  # of a token on the average: a few tokens of some vocabularies are long rows of spaces
-_NO_PENALTY = {"presence_penalty": (0,), "frequency_penalty": (0,)}
 _NO_TOOLS = {"tools": ([],), "functions": ([],), "tool_choice": ("none", "auto"), "function_call": ("none", "auto")}
 _NO_TOOLS |= {"modalities": (["text"],), "audio": (), "prediction": (), "web_search_options": ()}
 
@@ -213,7 +213,6 @@ class Reader:
         settings = self._settings(fields)
         stop_ids = (*self.ends, *self._sound(fields.take("stop_token_ids", list, []), "stop_token_ids"))
         fields.ignore(("model", *_IGNORED))
-        fields.unsupported(_NO_PENALTY, "it must be 0; logit_bias can make single tokens less likely")
         fields.end()
         asks = []
         for prompt in prompts:
@@ -231,6 +230,12 @@ class Reader:
             "top_k": fields.number("top_k", int, 0, 0),
             "seed": secrets.randbits(31) if seed is None else seed % 2**31,
             "bias": self._bias(fields.take("logit_bias", dict, {})),
+            "min_p": fields.number("min_p", float, 0.0, 0, 1),
+            "penalties": Penalties(
+                fields.number("presence_penalty", float, 0.0, -2, 2),
+                fields.number("frequency_penalty", float, 0.0, -2, 2),
+                fields.number("repetition_penalty", float, 1.0, 0.01, 100),
+            ),
         }
 
     def _bias(self, bias: dict[str, typing.Any]) -> dict[int, float]:

@@ -170,11 +170,13 @@ def test_log_probabilities_in_the_form_of_chats(client, coder):
 def test_settings_reach_the_batcher(client, batcher, coder):
     client.completions.create(
         **{"model": "tiny", "prompt": "x", "temperature": 0.5, "top_p": 0.9, "seed": 3, "logit_bias": {"5": -100}},
-        **{"user": "me", "presence_penalty": 0, "extra_body": {"top_k": 4, "stop_token_ids": [9]}},
+        **{"user": "me", "presence_penalty": 0.5, "frequency_penalty": -2},
+        extra_body={"top_k": 4, "stop_token_ids": [9], "min_p": 0.1, "repetition_penalty": 1.2},
     )
     ask = batcher.asks[0]
     assert ask.stop_ids == (*chat.ends(coder), 9)
     assert (ask.temperature, ask.top_p, ask.top_k, ask.seed, ask.bias) == (0.5, 0.9, 4, 3, {5: -100.0})
+    assert (ask.min_p, ask.penalties) == (0.1, (0.5, -2.0, 1.2))
     assert (ask.max_new_tokens, ask.logprobs) == (16, None)
 
 
@@ -206,7 +208,9 @@ TALK = {"messages": [{"role": "user", "content": "x"}]}
         ("completions", FINE | {"logit_bias": {"3" * 5000: 1}}, "logit_bias", "no id"),
         ("completions", FINE | {"logit_bias": {"3": 101}}, "logit_bias", "from -100 to 100"),
         ("completions", FINE | {"stop_token_ids": [-1]}, "stop_token_ids", "no id"),
-        ("completions", FINE | {"presence_penalty": 0.5}, "presence_penalty", "not supported"),
+        ("completions", FINE | {"presence_penalty": 3}, "presence_penalty", "at least -2 and at most 2"),
+        ("completions", FINE | {"repetition_penalty": 0}, "repetition_penalty", "at least 0.01"),
+        ("completions", FINE | {"min_p": 2}, "min_p", "at least 0 and at most 1"),
         ("completions", FINE | {"best_of": 3}, "best_of", "not supported"),
         ("completions", FINE | {"response_format": {"type": "xml"}}, "response_format", "json_schema"),
         ("chat/completions", {}, "messages", "at least one"),

@@ -104,6 +104,29 @@ def test_an_answer_follows_its_schema(client):
         jsonschema.validate(json.loads(choice.text), tiny_serve.SCHEMA)
 
 
+def test_penalties_and_a_bias_beside_a_schema(client, scorer):
+    """Greedy: letters of a string differ as far as they can; a bias forbids an id; the schema holds for all of them."""
+    schema = {"type": "string", "minLength": 10, "maxLength": 10, "pattern": "^[a-e]+$"}
+    form = {"type": "json_schema", "json_schema": {"name": "letters", "schema": schema}}
+    asked = {"model": "tiny", "prompt": "the", "max_tokens": 40, "temperature": 0}
+
+    def text(bias=(), **body) -> str:
+        body = {"extra_body": {"response_format": form} | body, "logit_bias": {str(i): -100 for i in bias}}
+        whole = client.completions.create(**asked, **body)
+        pieces = client.completions.create(**asked, **body, stream=True)
+        assert "".join(piece.choices[0].text for piece in pieces) == whole.choices[0].text
+        return json.loads(whole.choices[0].text)
+
+    plain, letters = text(), {letter: scorer.tokenizer.encode(letter)[-1] for letter in "abcde"}
+    assert max(map(text(frequency_penalty=2).count, "abcde")) < max(map(plain.count, "abcde"))
+    assert len({*text(presence_penalty=2)}) > len({*plain})
+    often = max("abcde", key=plain.count)
+    every = [i for i, raw in enumerate(scorer.tokenizer.piece_bytes()) if often.encode() in raw]
+    assert letters[often] in every
+    assert often not in text(every)
+    assert len({*text(every, repetition_penalty=2)}) >= len({*text(every)})
+
+
 def test_an_answer_is_an_object_of_json_as_far_as_it_goes(client):
     asked = {
         "model": "tiny",

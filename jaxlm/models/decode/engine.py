@@ -13,7 +13,7 @@ import numpy as np
 from jaxlm.config import ConfigError
 from jaxlm.models.decode import ring
 from jaxlm.models.decode.ring import Drawn, Layers, LogProbs, lay_out
-from jaxlm.models.decode.sampling import Rows
+from jaxlm.models.decode.sampling import NO_PENALTIES, Penalties, Rows
 from jaxlm.models.transformer import Transformer
 
 
@@ -26,6 +26,8 @@ class Settings(typing.NamedTuple):
     seed: int = 0
     bias: typing.Mapping[int, float] = {}
     logprobs: int | None = None
+    min_p: float = 0.0
+    penalties: Penalties = NO_PENALTIES
 
 
 def check_prompts(model: Transformer, prompts: typing.Sequence[typing.Sequence[int]]) -> None:
@@ -250,6 +252,9 @@ class Engine:
         bias_V = np.zeros(self.model.config.padded_vocab_size, np.float32)
         for token, value in s.bias.items():
             bias_V[token] = value
+        seen_V = np.zeros(len(bias_V), np.int32)
+        if s.penalties != NO_PENALTIES:
+            seen_V[ids[ids < len(seen_V)]] = 1
         rows = Rows(
             np.float32(s.temperature),
             np.int32(min(s.top_k, len(bias_V))),
@@ -257,15 +262,25 @@ class Engine:
             np.uint32(s.seed % 2**32),
             bias_V,
             np.int32(-1 if s.logprobs is None else s.logprobs),
+            np.float32(s.min_p),
+            jax.tree.map(np.float32, s.penalties),
+            seen_V,
         )
         entry = ring.Entry(np.int32(row), np.int32(prompt), ids[-1], np.int32(len(ids) - 1), rows)
         self.state = ring.insert(self.state, prefill.staging, entry)
 
-    def start(self, live_B: np.ndarray, mask_BxW: np.ndarray | None = None, steps: int = 1) -> Drawn:
-        """Starts `steps` steps of all rows (`ring.step`); returns the tokens, still on the device. No mask allows all ids."""
-        guided = np.bool_(mask_BxW is not None)
+    def start(
+        self, live_B: np.ndarray, mask_BxW: np.ndarray | None = None, steps: int = 1, penalised: bool = False
+    ) -> Drawn:
+        """Starts `steps` steps of all rows (`ring.step`); returns the tokens, still on the device. No mask allows all ids.
+
+        `penalised`: True if a live row has penalties, which change with every token: then `steps` must be 1.
+        """
+        changed = np.bool_(penalised or mask_BxW is not None)
         mask_BxW = self._open_BxW if mask_BxW is None else mask_BxW
-        self.state, drawn = ring.step(self.model, self.weights, self.state, live_B, mask_BxW, guided, steps)
+        self.state, drawn = ring.step(self.model, self.weights, self.state, live_B, mask_BxW, changed, steps)
+        if penalised:
+            self.state = ring.count(self.state, live_B)
         return drawn
 
     def step(self, live_B: np.ndarray, mask_BxW: np.ndarray | None = None, steps: int = 1) -> Drawn:
@@ -287,6 +302,7 @@ class Engine:
                 ring.paste(prefill.staging, self._kept, np.int32(0), np.int32(0))
             for steps in {1, self.burst}:
                 self.step(idle_B, steps=steps)
+            self.state = ring.count(self.state, idle_B)
         self.resize(self.lengths[0])
 
 

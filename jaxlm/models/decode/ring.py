@@ -20,7 +20,7 @@ import numpy as np
 from jaxlm.config import ModelConfig
 from jaxlm.devices.sharding import constrain
 from jaxlm.models import adapters, layers
-from jaxlm.models.decode.sampling import Rows, sample_rows
+from jaxlm.models.decode.sampling import Penalties, Rows, counted, penalised, sample_rows
 from jaxlm.models.params import pack_params
 from jaxlm.models.transformer import Transformer, empty_cache
 from jaxlm.ops.decode import row_product
@@ -152,8 +152,9 @@ def _if(true: jax.Array, of: typing.Callable[[], typing.Any]) -> typing.Any:
     return jax.lax.cond(true, of, lambda: zeros)
 
 
-def _allowed(scores_BxV: jax.Array, mask_BxW: jax.Array) -> jax.Array:
-    """Returns the scores, with -inf where a mask's bit is 0."""
+def _changed(scores_BxV: jax.Array, mask_BxW: jax.Array, rows: Rows) -> jax.Array:
+    """Returns the scores after penalties, with -inf where a mask's bit is 0."""
+    scores_BxV = penalised(scores_BxV, rows)
     ids_V = jnp.arange(scores_BxV.shape[1])
     words_BxV = jnp.take(mask_BxW, ids_V // 32, axis=1, mode="fill", fill_value=0)
     return jnp.where((words_BxV >> (ids_V % 32).astype(jnp.uint32)) & 1 > 0, scores_BxV, -jnp.inf)
@@ -180,7 +181,10 @@ def empty(model: Transformer, rows: int, slots: int) -> State:
     """Returns a state without requests."""
     zeros_B, zeros = jnp.zeros(rows, jnp.int32), jnp.zeros(rows)
     bias_BxV = jnp.zeros((rows, model.config.padded_vocab_size))
-    settings = Rows(zeros, zeros_B, zeros + 1, zeros_B.astype(jnp.uint32), bias_BxV, zeros_B - 1)
+    settings = Rows(
+        *(zeros, zeros_B, zeros + 1, zeros_B.astype(jnp.uint32), bias_BxV, zeros_B - 1),
+        *(zeros, Penalties(zeros, zeros, zeros + 1), bias_BxV.astype(jnp.int32)),
+    )
     ring = empty_cache(model.config, rows, slots)
     return _settled(State(ring, jnp.int32(0), zeros_B, zeros_B, zeros_B, settings))
 
@@ -192,14 +196,14 @@ def step(
     state: State,
     live_B: jax.Array,
     mask_BxW: jax.Array,
-    guided: jax.Array,
+    changed: jax.Array,
     steps: int,
 ) -> tuple[State, Drawn]:
     """Returns the state and the new tokens after `steps` steps. Tokens of rows that are not live are meaningless.
 
     Args:
       live_B: True in rows that have a request.
-      mask_BxW: uint32, bits of the ids that each row may draw; ignored unless `guided`.
+      mask_BxW: uint32, bits of the ids that each row may draw; ignored, as penalties are, unless `changed`.
     """
     rows = state.rows._replace(temperature_B=jnp.where(live_B, state.rows.temperature_B, 0))
     likeliest = jnp.where(live_B, rows.likeliest_B, -1).max()
@@ -209,7 +213,8 @@ def step(
         hidden_BxD, ring = read(model, weights, state.layers, state.clock, state.last_B, position_B)
         logits_BxV = logits_of(model, weights, hidden_BxD)
         scores_BxV = logits_BxV + rows.bias_BxV
-        scores_BxV = jax.lax.cond(guided, _allowed, lambda scores_BxV, _: scores_BxV, scores_BxV, mask_BxW)
+        change = functools.partial(_changed, rows=rows)
+        scores_BxV = jax.lax.cond(changed, change, lambda scores_BxV, _: scores_BxV, scores_BxV, mask_BxW)
         token_B = sample_rows(scores_BxV, rows, state.drawn_B)
         logprobs = _log_probs(logits_BxV, token_B, likeliest)
         slots = state.layers[0].slots
@@ -219,6 +224,12 @@ def step(
     # Several steps in one program: on a GPU, the launch of a small model's step takes the host longer than the step runs.
     state, drawn = jax.lax.scan(one, state, length=steps)
     return _settled(state), jax.tree.map(lambda x: constrain(x, *(None,) * x.ndim), drawn)
+
+
+@functools.partial(jax.jit, donate_argnames="state")
+def count(state: State, live_B: jax.Array) -> State:
+    """Returns the state after the newest token of each live row was counted for penalties."""
+    return _settled(state._replace(rows=counted(state.rows, state.last_B, live_B)))
 
 
 @functools.partial(jax.jit, static_argnames=("model",), donate_argnames="staging")

@@ -18,6 +18,7 @@ import numpy as np
 
 from jaxlm.config import RunError
 from jaxlm.models.decode.engine import Drawn, Engine, LogProbs, Prefill, Settings, check_prompts, power_of_two
+from jaxlm.models.decode.sampling import NO_PENALTIES, Penalties
 
 PATIENCE = 64  # steps for which a ring longer than needed is kept: the next request may need it
 TOGETHER = 2048  # about how many tokens of a batch's prompts are read at once
@@ -41,7 +42,7 @@ class Ask:
     Attributes:
       ids: the prompt, with a document's opening tokens; the caller checks it (`engine.check_prompts`).
       max_new_tokens: 0 for no new tokens, only the prompt's log-probabilities, with `echo`.
-      temperature, top_k, top_p: 0, 0 and 1 for the likeliest token, all tokens, all probability.
+      temperature, top_k, top_p, min_p, penalties: see `sampling.Rows`.
       seed: a row's tokens depend on its prompt, its settings and its seed alone, not on its neighbours.
       bias: id -> the number to add to its logit.
       stop_ids: the ids that end the text; they are part of it only with `keeps_stop`.
@@ -61,6 +62,8 @@ class Ask:
     echo: bool = False
     guide: Guide | None = None
     keeps_stop: bool = False
+    min_p: float = 0.0
+    penalties: Penalties = NO_PENALTIES
 
 
 class Token(typing.NamedTuple):
@@ -242,7 +245,9 @@ class Scheduler:
             return self._end(run, "length")
         ask, run.prefill = run.ask, None
         self._fit()
-        settings = Settings(ask.temperature, ask.top_k, ask.top_p, ask.seed, ask.bias, ask.logprobs)
+        settings = Settings(
+            *(ask.temperature, ask.top_k, ask.top_p, ask.seed, ask.bias, ask.logprobs, ask.min_p, ask.penalties)
+        )
         self.engine.insert(prefill, run.row, settings, place)
 
     def _fit(self, steps: int = 1) -> None:
@@ -260,13 +265,14 @@ class Scheduler:
         live = [run for run in live if run in self.runs]  # without those whose guide failed
         if not live:
             return [], None
-        # A mask holds for one token, and a prompt that is being read waits for no more than a step between two chunks.
+        # Mask and penalties hold for one token, and a prompt that is being read waits for no more than a step between chunks.
         reading = any(run.prefill for run in self.runs)
-        steps = 1 if mask_BxW is not None or reading else self.engine.burst
+        penalised = any(run.ask.penalties != NO_PENALTIES for run in live)
+        steps = 1 if mask_BxW is not None or reading or penalised else self.engine.burst
         self._fit(steps)
         live_B = np.zeros(self.engine.rows, bool)
         live_B[[run.row for run in live]] = True
-        drawn = self.engine.start(live_B, mask_BxW, steps)
+        drawn = self.engine.start(live_B, mask_BxW, steps, penalised)
         self.counts["steps"] += steps
         self.counts["step_bytes"] += steps * self.engine.step_bytes
         for run in live:

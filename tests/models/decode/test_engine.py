@@ -16,7 +16,7 @@ from jaxlm import config, models
 from jaxlm.models import adapters, quantized
 from jaxlm.models.decode import ring
 from jaxlm.models.decode.engine import Engine, Settings, check_prompts
-from jaxlm.models.decode.sampling import Rows, sample_rows
+from jaxlm.models.decode.sampling import Penalties, Rows, sample_rows
 
 RNG = np.random.default_rng(0)
 SHORT, LONG = [5, 7, 11], RNG.integers(0, 101, 29).tolist()
@@ -235,7 +235,7 @@ def test_rows_draw_by_their_own_settings():
     logits = jnp.log(jnp.asarray([0.4, 0.3, 0.15, 0.1, 0.05]))
     count = 3000
 
-    def shares(temperature=1.0, top_k=0, top_p=1.0) -> np.ndarray:
+    def shares(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> np.ndarray:
         def rows(value, dtype):  # every second row is greedy
             return jnp.full(2 * count, value, dtype)
 
@@ -246,6 +246,9 @@ def test_rows_draw_by_their_own_settings():
             jnp.arange(2 * count, dtype=jnp.uint32),
             jnp.zeros((2 * count, 6)),
             rows(-1, jnp.int32),
+            rows(min_p, jnp.float32),
+            Penalties(*(rows(x, jnp.float32) for x in (0, 0, 1))),
+            jnp.zeros((2 * count, 6), jnp.int32),
         )
         logits_BxV = jnp.broadcast_to(jnp.append(logits, -jnp.inf), (2 * count, 6))
         ids = np.asarray(draw(logits_BxV, settings, rows(0, jnp.int32)))
@@ -261,3 +264,5 @@ def test_rows_draw_by_their_own_settings():
     near(shares(top_k=2), [0.4, 0.3, 0, 0, 0, 0])
     near(shares(top_p=0.75), [0.4, 0.3, 0.15, 0, 0, 0])
     near(shares(top_k=2, top_p=0.5), [1, 0, 0, 0, 0, 0])
+    near(shares(min_p=0.3), [0.4, 0.3, 0.15, 0, 0, 0])  # of the likeliest: at least .12
+    near(shares(min_p=0.3, top_p=0.8), [0.4, 0.3, 0, 0, 0, 0])  # of what min-p leaves, 0.82 by two
