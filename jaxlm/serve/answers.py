@@ -11,6 +11,7 @@ from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.data.tokenizer.stop_strings import Text
 from jaxlm.models.decode.schedule import Token, Update
 from jaxlm.serve.requests import Prompt, Request
+from jaxlm.serve.tools import Calls
 
 
 class Names:
@@ -42,14 +43,19 @@ class Placed(typing.NamedTuple):
 
 @dataclasses.dataclass
 class Delta:
-    """What is new in an answer: text, tokens with their log-probabilities, how it ended ("stop", "length" or None)."""
+    """What is new in an answer: text, tokens with their log-probabilities, how it ended, deltas of calls of tools.
+
+    `ended` is OpenAI's `finish_reason`: "stop", "length", "tool_calls" or None.
+    """
 
     text: str = ""
     placed: list[Placed] = dataclasses.field(default_factory=list)
     ended: str | None = None
+    calls: list[dict[str, typing.Any]] = dataclasses.field(default_factory=list)
 
     def __add__(self, other: "Delta") -> "Delta":
-        return Delta(self.text + other.text, self.placed + other.placed, other.ended or self.ended)
+        ended = other.ended or self.ended
+        return Delta(self.text + other.text, self.placed + other.placed, ended, self.calls + other.calls)
 
 
 class Answer:
@@ -57,7 +63,9 @@ class Answer:
 
     def __init__(self, tokenizer: Coder, names: Names, request: Request, prompt: Prompt):
         self._tokenizer, self._names, self._prompt, self._echo = tokenizer, names, prompt, request.echo
-        self._text = Text(tokenizer, request.stops)
+        spelled = [piece for piece in tokenizer.controls if request.form and any(piece in s for s in request.form)]
+        self._text = Text(tokenizer, request.stops, spelled)
+        self._calls = Calls(request.form) if request.form else None
         self._places = codecs.getincrementaldecoder("utf-8")("replace")
         self._at = self._shown = 0  # characters: before the next token; returned so far
         self._waiting: list[Placed] = []
@@ -79,7 +87,11 @@ class Answer:
         if update.ended or self._text.stopped is not None:
             self.ended = update.ended if self._text.stopped is None else "stop"
         self._shown += len(text)
-        return Delta(text, self._sure(), self.ended)
+        calls = []
+        if self._calls:
+            text, calls = self._calls.feed(text, bool(self.ended))
+            self.ended = "tool_calls" if self.ended == "stop" and self._calls.number else self.ended
+        return Delta(text, self._sure(), self.ended, calls)
 
     def _echoed(self, prompt: Sequence[Token]) -> str:
         """Queues the prompt's visible tokens; returns their text. The first of them has no log-probability."""
@@ -142,9 +154,12 @@ class Writer:
             logprobs = self._of_chat(delta.placed) if self._request.chat else self._of_completion(delta.placed)
         content: dict[str, typing.Any] = {"text": delta.text}
         if self._request.chat and key == "message":
-            content = {key: {"role": "assistant", "content": delta.text, "refusal": None}}
+            text = None if delta.calls and not delta.text.strip() else delta.text
+            content = {key: {"role": "assistant", "content": text, "refusal": None}}
         elif self._request.chat:
-            content = {key: {"content": delta.text} if delta.text or delta.placed else {}}
+            content = {key: {"content": delta.text} if delta.text or (delta.placed and not delta.calls) else {}}
+        if delta.calls:
+            content[key]["tool_calls"] = delta.calls if key == "delta" else _joined(delta.calls)
         return {"index": index, **content, "logprobs": logprobs, "finish_reason": delta.ended}
 
     def _of_completion(self, placed: Sequence[Placed]) -> dict[str, typing.Any]:
@@ -170,6 +185,16 @@ class Writer:
 
     def _one(self, token: int, logp: float | None) -> dict[str, typing.Any]:
         return {"token": self._names[token], "logprob": logp, "bytes": [*self._names.raw(token)]}
+
+
+def _joined(deltas: Sequence[dict[str, typing.Any]]) -> list[dict[str, typing.Any]]:
+    """Returns whole calls of tools."""
+    calls = [{key: delta[key] for key in ("id", "type")} | {"function": {}} for delta in deltas if "id" in delta]
+    for delta in deltas:
+        function = calls[delta["index"]]["function"]
+        for key, text in delta["function"].items():
+            function[key] = function.get(key, "") + text
+    return calls
 
 
 def usage(request: Request, answers: Iterable[Answer]) -> dict[str, int]:

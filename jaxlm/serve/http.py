@@ -246,7 +246,7 @@ class Server:
             for number in range(len(each) if request.chat else 0):
                 yield _event(writer.opening(number))
             async for number, delta in self._deltas(flight, each, deadline):
-                if delta.text or delta.placed or delta.ended:
+                if delta.text or delta.placed or delta.calls or delta.ended:
                     yield _event(writer.piece(number, delta))
             if request.include_usage:
                 yield _event(writer.usage(answers.usage(request, each)))

@@ -2,29 +2,32 @@
 
 import dataclasses
 import functools
+import json
 import secrets
 import typing
 from collections.abc import Callable, Mapping, Sequence
 
 from jaxlm.config import ConfigError
 from jaxlm.data.chats import chat
+from jaxlm.data.chats.records import Absent
 from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.data.tokenizer.ids import document, opened
 from jaxlm.models.decode.sampling import Penalties
 from jaxlm.models.decode.schedule import Ask
 from jaxlm.serve.body import Fields, Refused, shown
 from jaxlm.serve.guide import Guides
+from jaxlm.serve.tools import Form, Tools, is_call
 
 COMPLETION_TOKENS = 16  # of a completion without a limit, as OpenAI's
 MOST_STOPS, MOST_TOP = 16, 20
 # Keys that change nothing in an answer here.
 _IGNORED = (
     *("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-    *("parallel_tool_calls", "reasoning_effort", "verbosity"),
+    *("reasoning_effort", "verbosity"),
 )
 _MOST_BYTES = 32  # of a token on the average: a few tokens of some vocabularies are long rows of spaces
-_NO_TOOLS = {"tools": ([],), "functions": ([],), "tool_choice": ("none", "auto"), "function_call": ("none", "auto")}
-_NO_TOOLS |= {"modalities": (["text"],), "audio": (), "prediction": (), "web_search_options": ()}
+_NO_MEDIA = {"modalities": (["text"],), "audio": (), "prediction": (), "web_search_options": ()}
+_OLD_CALLS = {"functions": ([],), "function_call": ("none", "auto")}
 
 
 class Prompt(typing.NamedTuple):
@@ -44,6 +47,7 @@ class Request:
       include_usage: True if a stream ends with the numbers of tokens.
       logprobs: how many of the likeliest tokens are given with each token; None for no log-probabilities.
       echo: True if an answer begins with its prompt.
+      form: how calls of tools are written in the answers; None if they have none.
     """
 
     chat: bool
@@ -55,6 +59,7 @@ class Request:
     include_usage: bool
     logprobs: int | None
     echo: bool
+    form: Form | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,9 +110,11 @@ class Reader:
         older = fields.number("max_tokens", int, None, 1)
         n = fields.number("n", int, 1, 1)
         self._check_answers(n)
-        fields.unsupported(_NO_TOOLS, "this server writes text alone")
-        prompts, limit = [self._conversation(messages)], older if newer is None else newer
-        return self._request(fields, prompts, n, limit, self.context, logprobs=logprobs, chat=True)
+        fields.unsupported(_NO_MEDIA, "this server writes text alone")
+        fields.unsupported(_OLD_CALLS, "it is the old form of tools and tool_choice")
+        tools = Tools(fields, self.tokenizer)
+        prompts, limit = [self._conversation(messages, tools.given)], older if newer is None else newer
+        return self._request(fields, prompts, n, limit, self.context, logprobs=logprobs, tools=tools)
 
     def tokenize(self, body: Mapping[str, typing.Any]) -> tuple[int, ...]:
         """Returns the ids of a body of /tokenize: of `prompt`, or of `messages` as the model reads them. Raises Refused.
@@ -152,7 +159,7 @@ class Reader:
             raise Refused("prompt is empty, and this model has no start token: give some text", param="prompt")
         return Prompt(tuple(ids), hidden)
 
-    def _conversation(self, messages: list[dict[str, str]]) -> Prompt:
+    def _conversation(self, messages: list[dict[str, typing.Any]], tools: list | None = None) -> Prompt:
         try:
             chat.template(self.tokenizer)
         except ConfigError:
@@ -162,9 +169,11 @@ class Reader:
                 param="messages",
                 code="no_chat_template",
             ) from None
-        self._check_size([message["content"] for message in messages], "messages")
+        self._check_size([message.get("content") or "" for message in messages], "messages")
+        if called := [*(tools or ()), *(m["tool_calls"] for m in messages if "tool_calls" in m)]:
+            self._check_size([json.dumps(called, ensure_ascii=False)], "tools")
         try:
-            ids = chat.ids(self.tokenizer, messages)
+            ids = chat.ids(self.tokenizer, messages, tools=tools)
         except ConfigError as error:
             raise Refused(str(error), param="messages") from None
         return Prompt(tuple(ids), len(ids))
@@ -200,16 +209,19 @@ class Reader:
         *,
         logprobs: int | None,
         echo: bool = False,
-        chat: bool = False,
+        tools: Tools | None = None,
     ) -> Request:
-        """Returns the request, from keys that both APIs share. `limit`: of new tokens; None: `default`, at most what fits."""
+        """Returns the request, from keys that both APIs share. `limit`: of new tokens; None: `default`, at most what fits.
+
+        `tools`: None for /v1/completions.
+        """
         stops = _stops(fields.any("stop"))
         stream = fields.take("stream", bool, False)
         options = Fields(fields.take("stream_options", dict, {}))
         include_usage = options.take("include_usage", bool, False)
         options.ignore(("include_obfuscation",))
         options.end()
-        guide = self._guide(fields)
+        guide, form = self._guide(fields, tools), tools and tools.form
         settings = self._settings(fields)
         stop_ids = (*self.ends, *self._sound(fields.take("stop_token_ids", list, []), "stop_token_ids"))
         fields.ignore(("model", *_IGNORED))
@@ -220,7 +232,8 @@ class Reader:
             for number in range(n):
                 own = settings | {"seed": (settings["seed"] + number) % 2**31, "guide": guide()}
                 asks.append(Ask(prompt.ids, new, **own, stop_ids=stop_ids, logprobs=logprobs, echo=echo))
-        return Request(chat, tuple(prompts), tuple(asks), n, stops, stream, include_usage, logprobs, echo)
+        chat = tools is not None
+        return Request(chat, tuple(prompts), tuple(asks), n, stops, stream, include_usage, logprobs, echo, form)
 
     def _settings(self, fields: Fields) -> dict[str, typing.Any]:
         seed = fields.take("seed", int)
@@ -249,21 +262,14 @@ class Reader:
                 raise Refused(wrong, param="logit_bias")
         return {int(key): float(added) for key, added in bias.items()}
 
-    def _guide(self, fields: Fields) -> Callable[[], typing.Any]:
-        """Returns a function that makes a guide for each answer, by `response_format`; it returns None for plain text."""
-        form = fields.take("response_format", dict) or {"type": "text"}
-        if form.get("type") == "text":
-            return lambda: None
-        schema = {"type": "object"} if form.get("type") == "json_object" else None
-        if form.get("type") == "json_schema" and isinstance(form.get("json_schema"), dict):
-            schema = form["json_schema"].get("schema")
-        if not isinstance(schema, dict):
-            raise Refused(
-                'response_format must be {"type": "text"}, {"type": "json_object"} or '
-                '{"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}',
-                param="response_format",
-            )
-        return self.guides.of_schema(schema)
+    def _guide(self, fields: Fields, tools: Tools | None) -> Callable[[], typing.Any]:
+        """Returns a function that makes a guide for each answer, by schemas; it returns None for plain text."""
+        schema = _schema(fields.take("response_format", dict) or {"type": "text"})
+        if tools and tools.form:
+            for tool in tools.tools:
+                self.guides.of_schema(tool.parameters, f"tools: {tool.name}")
+            return self.guides.of_grammar(tools.grammar(self.ends, schema), "tools")
+        return self.guides.of_schema(schema) if schema is not None else lambda: None
 
     def _room(self, prompt: Prompt, least: int) -> int:
         """Returns how many new tokens a prompt leaves room for. Raises Refused if these are less than `least`."""
@@ -276,6 +282,22 @@ class Reader:
                 f"{length + least:,} in all: shorten the prompt or lower max_tokens"
             )
         return self.context - length
+
+
+def _schema(form: dict[str, typing.Any]) -> dict[str, typing.Any] | None:
+    """Returns the JSON schema of a `response_format`; None for plain text."""
+    if form.get("type") == "text":
+        return None
+    schema = {"type": "object"} if form.get("type") == "json_object" else None
+    if form.get("type") == "json_schema" and isinstance(form.get("json_schema"), dict):
+        schema = form["json_schema"].get("schema")
+    if not isinstance(schema, dict):
+        raise Refused(
+            'response_format must be {"type": "text"}, {"type": "json_object"} or '
+            '{"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}',
+            param="response_format",
+        )
+    return schema
 
 
 def _too_long(message: str) -> Refused:
@@ -308,24 +330,33 @@ def _stops(value: typing.Any) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _messages(value: typing.Any) -> list[dict[str, str]]:
+def _messages(value: typing.Any) -> list[dict[str, typing.Any]]:
     if not isinstance(value, list) or not value:
         raise Refused("messages must be a list of messages, at least one", param="messages")
     return [_message(message, f"messages[{number}]") for number, message in enumerate(value)]
 
 
-def _message(value: typing.Any, where: str) -> dict[str, str]:
+def _message(value: typing.Any, where: str) -> dict[str, typing.Any]:
     if not isinstance(value, dict) or not isinstance(value.get("role"), str):
         raise Refused(f"{where} must be an object with role and content", param=where)
     fields = Fields(value)
     role, content = fields.take("role", str), fields.any("content")
     fields.ignore(("name", "refusal", "annotations"))
-    fields.unsupported({"tool_calls": ([],), "function_call": (), "audio": ()}, "this server writes text alone")
+    fields.unsupported({"function_call": (), "audio": ()}, "this server writes text alone")
+    calls, of_call = fields.take("tool_calls", list) or [], fields.take("tool_call_id", str)
     fields.end()
+    if calls and (role != "assistant" or not all(map(is_call, calls))):
+        says = (
+            'of an assistant must be {"id": ..., "type": "function", "function": {"name": ..., "arguments": "{...}"}}'
+        )
+        raise Refused(f"{where}.tool_calls {says}", param=where)
+    more = ({"tool_calls": calls} if calls else {}) | ({"tool_call_id": of_call} if of_call else {})
+    if content is None and calls:
+        return {"role": role, "content": Absent(), **more}
     if isinstance(content, list):
         if not all(isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str) for p in content):
             raise Refused(f"{where}.content has a part that is no text: the model reads text alone", param=where)
         content = "".join(part["text"] for part in content)
     if not isinstance(content, str):
         raise Refused(f"{where}.content must be a string or a list of text parts, not {shown(content)}", param=where)
-    return {"role": "system" if role == "developer" else role, "content": content}
+    return {"role": "system" if role == "developer" else role, "content": content, **more}

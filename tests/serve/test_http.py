@@ -218,7 +218,7 @@ TALK = {"messages": [{"role": "user", "content": "x"}]}
         ("chat/completions", {"messages": [3]}, "messages[0]", "role and content"),
         ("chat/completions", {"messages": [{"role": "user"}]}, "messages[0]", "must be a string"),
         ("chat/completions", {"messages": [{"role": "robot", "content": "x"}]}, "messages", "refuses"),
-        ("chat/completions", TALK | {"tools": [{"type": "function"}]}, "tools", "text alone"),
+        ("chat/completions", TALK | {"tools": [{"type": "function"}]}, "tools[0]", "must be"),
         ("chat/completions", TALK | {"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
         ("chat/completions", TALK | {"max_tokens": 0}, "max_tokens", "at least 1"),
         ("chat/completions", TALK | {"prompt": "x"}, "prompt", "unknown key"),
