@@ -11,7 +11,7 @@ from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.data.tokenizer.stop_strings import Text
 from jaxlm.models.decode.schedule import Token, Update
 from jaxlm.serve.requests import Prompt, Request
-from jaxlm.serve.tools import Calls
+from jaxlm.serve.tools import Calls, joined
 
 
 class Names:
@@ -90,7 +90,7 @@ class Answer:
         calls = []
         if self._calls:
             text, calls = self._calls.feed(text, bool(self.ended))
-            self.ended = "tool_calls" if self.ended == "stop" and self._calls.number else self.ended
+            self.ended = "tool_calls" if self.ended == "stop" and self._calls.told else self.ended
         return Delta(text, self._sure(), self.ended, calls)
 
     def _echoed(self, prompt: Sequence[Token]) -> str:
@@ -159,7 +159,7 @@ class Writer:
         elif self._request.chat:
             content = {key: {"content": delta.text} if delta.text or (delta.placed and not delta.calls) else {}}
         if delta.calls:
-            content[key]["tool_calls"] = delta.calls if key == "delta" else _joined(delta.calls)
+            content[key]["tool_calls"] = delta.calls if key == "delta" else joined(delta.calls)
         return {"index": index, **content, "logprobs": logprobs, "finish_reason": delta.ended}
 
     def _of_completion(self, placed: Sequence[Placed]) -> dict[str, typing.Any]:
@@ -185,16 +185,6 @@ class Writer:
 
     def _one(self, token: int, logp: float | None) -> dict[str, typing.Any]:
         return {"token": self._names[token], "logprob": logp, "bytes": [*self._names.raw(token)]}
-
-
-def _joined(deltas: Sequence[dict[str, typing.Any]]) -> list[dict[str, typing.Any]]:
-    """Returns whole calls of tools."""
-    calls = [{key: delta[key] for key in ("id", "type")} | {"function": {}} for delta in deltas if "id" in delta]
-    for delta in deltas:
-        function = calls[delta["index"]]["function"]
-        for key, text in delta["function"].items():
-            function[key] = function.get(key, "") + text
-    return calls
 
 
 def usage(request: Request, answers: Iterable[Answer]) -> dict[str, int]:

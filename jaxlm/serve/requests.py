@@ -266,8 +266,8 @@ class Reader:
         """Returns a function that makes a guide for each answer, by schemas; it returns None for plain text."""
         schema = _schema(fields.take("response_format", dict) or {"type": "text"})
         if tools and tools.form:
-            for tool in tools.tools:
-                self.guides.of_schema(tool.parameters, f"tools: {tool.name}")
+            for name, of_arguments in tools.schemas.items():
+                self.guides.of_schema(of_arguments, f"tools: {name}")  # so that the refusal names the tool
             return self.guides.of_grammar(tools.grammar(self.ends, schema), "tools")
         return self.guides.of_schema(schema) if schema is not None else lambda: None
 

@@ -16,22 +16,20 @@ from jaxlm.serve.body import Fields, Refused, shown
 from jaxlm.serve.guide import FORM
 
 MOST = 128  # tools of a request, as OpenAI's
-_CHOICES = ("none", "auto", "required")
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NOTHING = {
     "type": "object",
     "properties": {},
     "additionalProperties": False,
 }  # the schema of a tool without parameters
-_THOUGHT = re.compile(r"(?s).*</think>\s*|\s+")  # what a template puts in front of a first call
-_WHOLE = re.compile(r"(?:[^\\]|\\.)*", re.DOTALL)  # JSON without half an escape at its end
-_MARK = re.compile(r'\\.|["{}\[\]]', re.DOTALL)
+_THOUGHT = re.compile(r"(?s).*</think>\s*|\s*")  # what a template puts in front of a first call
+_JSON = json.JSONDecoder(parse_int=str)
 
 
 class Form(typing.NamedTuple):
     """How a template writes calls: begin, name, middle, arguments; perhaps between, name, middle, arguments; then end.
 
-    `between` is "" if the template writes only one call. `ends`: the ids that end an answer, not part of `end`.
+    `between` is "" if the template writes only one call. The tokens that end an answer are no part of `end`.
     """
 
     begin: str
@@ -40,54 +38,41 @@ class Form(typing.NamedTuple):
     end: str
 
 
-class Tool(typing.NamedTuple):
-    name: str
-    parameters: dict[str, typing.Any]
-
-
 def form_of(tokenizer: Coder) -> Form:
     """Returns the form of calls in the model's template. Raises Refused if it writes none, or none with JSON arguments."""
     try:
-        one = _said(tokenizer, 1)
+        one = _said(tokenizer, "probe1")
     except ConfigError as error:
         raise Refused(f"this model can't call tools: {error}", param="tools", code="no_tools") from None
-    if "probe1" not in one:
-        says = "this model's chat template has no tools: leave tools out, or serve a model that was trained with them"
-        raise Refused(says, param="tools", code="no_tools")
-    begin, _, rest = one.partition("probe1")
-    middle, arguments, end = rest.partition('{"key1": 1}')
-    begin = _THOUGHT.sub("", begin, count=1) if _THOUGHT.match(begin) else begin
-    if not arguments or not begin or "call00001" in one:
-        says = (
-            "calls of tools in a form that is not read here, which is a name, then arguments as JSON: leave tools out"
+    begin, named, rest = one.partition("probe1")
+    middle, arguments, end = rest.partition('{"x": 1}')
+    begin = _THOUGHT.sub("", begin, count=1)
+    if not arguments or not begin or "call0probe1" in one:
+        why = (
+            "writes calls in a form that is not read here: a name, then arguments as JSON" if named else "has no tools"
         )
-        raise Refused(f"this model's chat template writes {says}", param="tools", code="no_tools")
-    between = ""
+        raise Refused(f"this model's chat template {why}; leave tools out", param="tools", code="no_tools")
     try:
-        two = _said(tokenizer, 2)
-        if two.endswith(f'probe2{middle}{{"key2": 2}}{end}'):
-            between = two.partition('{"key1": 1}')[2].partition("probe2")[0]
+        between, named, rest = _said(tokenizer, "probe1", "probe2").partition("probe2")
     except ConfigError:
-        pass  # one call at a time
-    return Form(begin, middle, between, end)
+        named = rest = ""  # one call at a time
+    known = named and rest == f'{middle}{{"x": 1}}{end}'
+    return Form(begin, middle, between.partition('{"x": 1}')[2] if known else "", end)
 
 
-def _said(tokenizer: Coder, number: int) -> str:
-    """Returns what the template writes for an answer of so many calls, without the tokens that end an answer."""
-    calls, tools = [], []
-    for at in range(1, number + 1):
-        function = {"name": f"probe{at}", "arguments": json.dumps({f"key{at}": at})}
-        calls.append({"id": f"call0000{at}", "type": "function", "function": function})
-        schema = {"type": "object", "properties": {f"key{at}": {"type": "integer"}}}
-        described = {"name": f"probe{at}", "description": "", "parameters": schema}
-        tools.append({"type": "function", "function": described})
+def _said(tokenizer: Coder, *names: str) -> str:
+    """Returns what the template writes for an answer that calls these tools, without the tokens that end an answer."""
+    calls = [{"name": name, "arguments": '{"x": 1}'} for name in names]
+    calls = [{"id": f"call0{call['name']}", "type": "function", "function": call} for call in calls]
+    tool = {
+        "name": "probe1",
+        "description": "",
+        "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}},
+    }
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": calls}]
-    written = chat.Writer(tokenizer).written(messages, tools)
-    said = written.text[written.spans[-1].first : written.spans[-1].behind].rstrip()
-    ends = tuple(piece for piece, i in tokenizer.controls.items() if i in chat.ends(tokenizer))
-    while said.endswith(ends):
-        said = said.removesuffix(max(filter(said.endswith, ends), key=len))
-    return said
+    written = chat.Writer(tokenizer).written(messages, [{"type": "function", "function": tool}])
+    ends = (re.escape(piece) for piece, i in tokenizer.controls.items() if i in chat.ends(tokenizer))
+    return re.sub(rf"({'|'.join(ends)}|\s)*$", "", written.text[written.spans[-1].first : written.spans[-1].behind])
 
 
 class Tools:
@@ -96,33 +81,26 @@ class Tools:
     Attributes:
       given: as the template takes them; None if the model may call none, and then it reads of none.
       form: None likewise.
+      schemas: name -> JSON schema of the arguments, of tools that may be called.
     """
 
     def __init__(self, fields: Fields, tokenizer: Coder):
-        self._tokenizer, self.form, self.given = tokenizer, None, fields.take("tools", list) or None
+        self._tokenizer, self.given = tokenizer, fields.take("tools", list) or None
         choice, self._several = fields.any("tool_choice") or "auto", fields.take("parallel_tool_calls", bool, True)
-        self.tools = [_tool(tool, f"tools[{number}]") for number, tool in enumerate(self.given or ())]
-        names = [tool.name for tool in self.tools]
-        if len(names) > MOST or len({*names}) < len(names):
+        self.schemas = dict(_tool(tool, f"tools[{number}]") for number, tool in enumerate(self.given or ()))
+        if len(self.schemas) != len(self.given or ()) or len(self.schemas) > MOST:
             raise Refused(f"tools must be at most {MOST}, each with a name of its own", param="tools")
         if isinstance(choice, dict):
-            function = choice.get("function")
-            name = function.get("name") if isinstance(function, dict) and choice.get("type") == "function" else None
-            if name not in names:
-                says = (
-                    f"tool_choice names {shown(name)}, which is none of tools: {', '.join(names) or 'there are none'}"
-                )
+            name = choice["function"].get("name") if isinstance(choice.get("function"), dict) else None
+            if name not in self.schemas:
+                says = f"tool_choice names {shown(name)}, which is none of tools: {', '.join(self.schemas) or 'none'}"
                 raise Refused(says, param="tool_choice")
-            self.tools, choice = [self.tools[names.index(name)]], "required"
-            self._several = False
-        if choice not in _CHOICES or (choice == "required" and not names):
+            self.schemas, choice, self._several = {name: self.schemas[name]}, "required", False
+        if choice not in ("none", "auto", "required") or (choice == "required" and not self.given):
             says = '"none", "auto", "required" (these need tools) or {"type": "function", "function": {"name": ...}}'
             raise Refused(f"tool_choice must be {says}, not {shown(choice)}", param="tool_choice")
-        self._free = choice == "auto"
-        if choice == "none":
-            self.given = None
-        if self.given:
-            self.form = form_of(tokenizer)
+        self._free, self.given = choice == "auto", None if choice == "none" else self.given
+        self.form = form_of(tokenizer) if self.given else None
 
     def grammar(self, ends: typing.Collection[int], schema: dict[str, typing.Any] | None) -> str:
         """Returns a grammar (llguidance's Lark) of answers: calls, with arguments by their schemas, or, if free, text.
@@ -132,7 +110,7 @@ class Tools:
         """
         begin, middle, between, end = map(self._literal, self.form)
         more = f"({between} call)*" if between and self._several else ""
-        every = " | ".join(f"{_text(tool.name)} {middle} %json {_json(tool.parameters)}" for tool in self.tools)
+        every = " | ".join(f"{_text(name)} {middle} %json {_json(of)}" for name, of in self.schemas.items())
         calls = f"call {more} {end}"
         rules = f"%llguidance {{}}\ncall: {every}\n"
         if not self._free or schema is not None:
@@ -159,58 +137,51 @@ class Calls:
     """Parts an answer into text and OpenAI's deltas of calls, however its text comes in pieces."""
 
     def __init__(self, form: Form):
-        self._form, self._state, self._held = form, self._in_text, ""
-        self._depth, self._quoted = 0, False  # of the arguments so far
-        self.number = 0  # of calls so far
+        self._form, self._text, self._said = form, "", 0
+        self.told: list[int] = []  # of each call, how many characters of its arguments
 
     def feed(self, text: str, whole: bool) -> tuple[str, list[dict[str, typing.Any]]]:
         """Returns the text and the deltas that are certain; all of them if the answer is `whole`."""
-        self._held, self._whole = self._held + text, whole
-        said, deltas, before = "", list[dict[str, typing.Any]](), None
-        while before != (before := (self._state, self._held)):
-            new = self._state()
-            said += new if isinstance(new, str) else ""
-            deltas += [new] if isinstance(new, dict) else []
-        return said, deltas
+        self._text, deltas = self._text + text, []
+        said, calls = self._parts(whole)
+        for index, (name, arguments) in enumerate(calls):
+            if index == len(self.told):
+                self.told.append(0)
+                head = {"id": f"call_{secrets.token_hex(12)}", "type": "function"}
+                deltas.append({"index": index, **head, "function": {"name": name, "arguments": ""}})
+            if new := arguments[self.told[index] :]:
+                deltas.append({"index": index, "function": {"arguments": new}})
+            self.told[index] = len(arguments)
+        new, self._said = said[self._said :], len(said)
+        return new, deltas
 
-    def _in_text(self) -> str:
-        begin, held = self._form.begin, self._held
-        text, found, rest = held.partition(begin)
-        if found:
-            self._held, self._state = rest, self._in_name
-            return text
-        unsure = 0 if self._whole else next((n for n in range(len(begin), 0, -1) if held.endswith(begin[:n])), 0)
-        self._held = held[len(held) - unsure :]
-        return held[: len(held) - unsure]
+    def _parts(self, whole: bool) -> tuple[str, list[tuple[str, str]]]:
+        """Returns the text, and (name, arguments) of each call, as far as they are certain."""
+        begin, middle, between, _ = self._form
+        said, found, rest = self._text.partition(begin)
+        if not found and not whole:
+            said = said[: len(said) - next((n for n in range(len(begin), 0, -1) if said.endswith(begin[:n])), 0)]
+        calls = []
+        while found and middle in rest:
+            name, _, rest = rest.partition(middle)
+            try:
+                size = _JSON.raw_decode(rest)[1]
+            except ValueError:
+                size = len(rest)  # not whole yet
+            calls.append((name, rest[:size]))
+            _, found, rest = rest[size:].partition(between or "\0")
+        return said, calls
 
-    def _in_name(self) -> dict[str, typing.Any] | None:
-        name, found, rest = self._held.partition(self._form.middle)
-        if not found:
-            return None
-        self._held, self._state, self.number = rest, self._in_arguments, self.number + 1
-        head = {"id": f"call_{secrets.token_hex(12)}", "type": "function"}
-        return {"index": self.number - 1, **head, "function": {"name": name, "arguments": ""}}
 
-    def _in_arguments(self) -> dict[str, typing.Any] | None:
-        sure = _WHOLE.match(self._held)[0]
-        at = len(sure)
-        for mark in _MARK.finditer(sure):
-            if mark[0] == '"':
-                self._quoted = not self._quoted
-            elif not self._quoted and len(mark[0]) == 1:
-                self._depth += 1 if mark[0] in "{[" else -1
-                if not self._depth:
-                    at, self._state = mark.end(), self._behind
-                    break
-        self._held = self._held[at:]
-        return {"index": self.number - 1, "function": {"arguments": sure[:at]}} if at else None
-
-    def _behind(self) -> None:
-        between = self._form.between
-        if between and self._held.startswith(between):
-            self._held, self._state = self._held.removeprefix(between), self._in_name
-        elif not between.startswith(self._held):
-            self._held = ""  # the end, or a part of it
+def joined(deltas: typing.Iterable[dict[str, typing.Any]]) -> list[dict[str, typing.Any]]:
+    """Returns the whole calls of their deltas."""
+    calls: list[dict[str, typing.Any]] = []
+    for delta in deltas:
+        if "id" in delta:
+            calls.append({"id": delta["id"], "type": "function", "function": dict(delta["function"])})
+        else:
+            calls[delta["index"]]["function"]["arguments"] += delta["function"]["arguments"]
+    return calls
 
 
 def is_call(value: typing.Any) -> bool:
@@ -219,20 +190,16 @@ def is_call(value: typing.Any) -> bool:
     return isinstance(function, dict) and all(isinstance(function.get(key), str) for key in ("name", "arguments"))
 
 
-def _tool(value: typing.Any, where: str) -> Tool:
-    function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise Refused(f'{where} must be {{"type": "function", "function": {{"name": ...}}}}', param=where)
-    name, parameters = function["name"], function.get("parameters")
-    if not _NAME.fullmatch(name):
-        raise Refused(
-            f"{where} must have a name of at most 64 letters, digits, _ and -, not {shown(name)}", param=where
+def _tool(value: typing.Any, where: str) -> tuple[str, dict[str, typing.Any]]:
+    function = value.get("function") if isinstance(value, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    schema = (function.get("parameters") or _NOTHING) if isinstance(name, str) and _NAME.fullmatch(name) else None
+    if not isinstance(schema, dict) or schema.get("type") != "object":
+        says = (
+            '{"type": "function", "function": {"name": at most 64 letters, digits, _ and -, "parameters": a JSON schema'
         )
-    if not isinstance(parameters, dict | None) or (parameters and parameters.get("type") != "object"):
-        raise Refused(
-            f'parameters of {name} must be a JSON schema of an object: {{"type": "object", ...}}', param=where
-        )
-    return Tool(name, parameters or _NOTHING)
+        raise Refused(f'{where} must be {says} of "type": "object"}}}}, not {shown(value)}', param=where)
+    return name, schema
 
 
 def _text(text: str) -> str:

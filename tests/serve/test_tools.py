@@ -108,7 +108,7 @@ def parsed(coder, form, ids: list[int], seed: int) -> tuple[str, list[dict]]:
         size = rng.randint(1, 9)
         new, more = calls.feed(text[:size], size >= len(text))
         text, said, deltas = text[size:], said + new, deltas + more
-    return said, http.answers._joined(deltas)
+    return said, tools.joined(deltas)
 
 
 @pytest.mark.parametrize("choice", ["required", ONE, "auto"])
@@ -223,7 +223,7 @@ WRONG = tiny_tools.tool("wrong", x={"type": "animal"})
         ({"tools": [{"type": "code"}]}, "tools[0]", '"function"'),
         ({"tools": [tiny_tools.tool("a b")]}, "tools[0]", "letters, digits"),
         ({"tools": [tiny_tools.tool("a")] * 2}, "tools", "a name of its own"),
-        ({"tools": [LIST]}, "tools[0]", "schema of an object"),
+        ({"tools": [LIST]}, "tools[0]", 'of "type": "object"'),
         ({"functions": [{}]}, "functions", "the old form of tools"),
     ],
 )
