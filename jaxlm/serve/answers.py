@@ -1,11 +1,14 @@
-"""Turns the batcher's updates into OpenAI's objects: the text of each answer, its log-probabilities, its end."""
+"""Turns the batcher's updates into OpenAI's objects: the text of each answer, its log-probabilities, its end; vectors."""
 
+import base64
 import codecs
 import dataclasses
 import secrets
 import time
 import typing
 from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.data.tokenizer.stop_strings import Text
@@ -52,10 +55,11 @@ class Delta:
     placed: list[Placed] = dataclasses.field(default_factory=list)
     ended: str | None = None
     calls: list[dict[str, typing.Any]] = dataclasses.field(default_factory=list)
+    pooled: np.ndarray | None = None
 
     def __add__(self, other: "Delta") -> "Delta":
-        ended = other.ended or self.ended
-        return Delta(self.text + other.text, self.placed + other.placed, ended, self.calls + other.calls)
+        ended, pooled = other.ended or self.ended, self.pooled if other.pooled is None else other.pooled
+        return Delta(self.text + other.text, self.placed + other.placed, ended, self.calls + other.calls, pooled)
 
 
 class Answer:
@@ -91,7 +95,7 @@ class Answer:
         if self._calls:
             text, calls = self._calls.feed(text, bool(self.ended))
             self.ended = "tool_calls" if self.ended == "stop" and self._calls.told else self.ended
-        return Delta(text, self._sure(), self.ended, calls)
+        return Delta(text, self._sure(), self.ended, calls, update.pooled)
 
     def _echoed(self, prompt: Sequence[Token]) -> str:
         """Queues the prompt's visible tokens; returns their text. The first of them has no log-probability."""
@@ -126,8 +130,16 @@ class Writer:
         self._created = int(time.time())
 
     def whole(self, deltas: Sequence[Delta], usage: dict[str, int]) -> dict[str, typing.Any]:
+        if self._request.embeds:
+            vectors = [self._embedded(delta.pooled) for delta in deltas]
+            data = [{"object": "embedding", "index": index, "embedding": of} for index, of in enumerate(vectors)]
+            return {"object": "list", "data": data, "model": self._model, "usage": usage}
         kind = "chat.completion" if self._request.chat else "text_completion"
         return self._object(kind, [self._choice(*one, "message") for one in enumerate(deltas)]) | {"usage": usage}
+
+    def _embedded(self, pooled_D: np.ndarray) -> list[float] | str:
+        vector_D = (pooled_D / np.linalg.norm(pooled_D)).astype("<f4")
+        return vector_D.tolist() if self._request.embeds == "float" else base64.b64encode(vector_D.tobytes()).decode()
 
     def opening(self, index: int) -> dict[str, typing.Any]:
         delta = {"role": "assistant", "content": "", "refusal": None}

@@ -180,6 +180,7 @@ class Server:
         posts = {
             "/v1/completions": functools.partial(self._answered, read=self._reader.completion),
             "/v1/chat/completions": functools.partial(self._answered, read=self._reader.chat),
+            "/v1/embeddings": functools.partial(self._answered, read=self._reader.embeddings),
             "/tokenize": self._tokenize,
             "/detokenize": self._detokenize,
         }

@@ -20,6 +20,7 @@ from jaxlm.serve.tools import Form, Tools, is_call
 
 COMPLETION_TOKENS = 16  # of a completion without a limit, as OpenAI's
 MOST_STOPS, MOST_TOP = 16, 20
+MOST_INPUTS = 2048  # of /v1/embeddings, as OpenAI's
 # Keys that change nothing in an answer here.
 _IGNORED = (
     *("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
@@ -48,6 +49,7 @@ class Request:
       logprobs: how many of the likeliest tokens are given with each token; None for no log-probabilities.
       echo: True if an answer begins with its prompt.
       form: how calls of tools are written in the answers; None if they have none.
+      embeds: "float" or "base64" if vectors are asked for, not answers.
     """
 
     chat: bool
@@ -60,6 +62,7 @@ class Request:
     logprobs: int | None
     echo: bool
     form: Form | None = None
+    embeds: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +119,24 @@ class Reader:
         prompts, limit = [self._conversation(messages, tools.given)], older if newer is None else newer
         return self._request(fields, prompts, n, limit, self.context, logprobs=logprobs, tools=tools)
 
+    def embeddings(self, body: Mapping[str, typing.Any]) -> Request:
+        """Returns the request of a body of /v1/embeddings. Raises Refused for a wrong key or value."""
+        fields = Fields(body)
+        texts = _prompts(fields.required("input", "the text to embed"), "input")
+        embeds = fields.take("encoding_format", str, "float")
+        fields.ignore(("model", "user"))
+        fields.unsupported({"dimensions": ()}, "vectors have the model's width")
+        fields.end()
+        if embeds not in ("float", "base64"):
+            raise Refused(f"encoding_format must be float or base64, not {shown(embeds)}", param="encoding_format")
+        if len(texts) > MOST_INPUTS or not all(texts):
+            raise Refused(f"input must be at most {MOST_INPUTS} texts, none of them empty", param="input")
+        prompts = tuple(self._prompt(text, "input") for text in texts)
+        for prompt in prompts:
+            self._room(prompt, 1)
+        asks = tuple(Ask((*prompt.ids, prompt.ids[-1]), 0, pools=True) for prompt in prompts)
+        return Request(False, prompts, asks, 1, (), False, False, None, False, embeds=embeds)
+
     def tokenize(self, body: Mapping[str, typing.Any]) -> tuple[int, ...]:
         """Returns the ids of a body of /tokenize: of `prompt`, or of `messages` as the model reads them. Raises Refused.
 
@@ -148,12 +169,12 @@ class Reader:
             raise Refused(f"tokens has {len(ids):,} ids: give at most {self.context:,}", param="tokens")
         return self.tokenizer.decode([i for i in self._sound(ids, "tokens") if i < self.tokenizer.vocab_size])
 
-    def _prompt(self, text: str | list[int]) -> Prompt:
+    def _prompt(self, text: str | list[int], param: str = "prompt") -> Prompt:
         if isinstance(text, str):
-            self._check_size([text], "prompt")
+            self._check_size([text], param)
             ids, hidden = document(self.tokenizer, text), len(self.tokenizer.opening)
         else:
-            ids = opened(self.tokenizer, self._sound(text, "prompt"))
+            ids = opened(self.tokenizer, self._sound(text, param))
             hidden = len(ids) - len(text)
         if not ids:
             raise Refused("prompt is empty, and this model has no start token: give some text", param="prompt")
@@ -304,14 +325,14 @@ def _too_long(message: str) -> Refused:
     return Refused(message, param="max_tokens", code="context_length_exceeded")
 
 
-def _prompts(value: typing.Any) -> list[str | list[int]]:
+def _prompts(value: typing.Any, param: str = "prompt") -> list[str | list[int]]:
     if isinstance(value, str) or (value and _is_ids(value)):
         return [value]
     if isinstance(value, list) and value and (all(isinstance(p, str) for p in value) or all(map(_is_ids, value))):
         return value
     raise Refused(
-        f"prompt must be a string, a list of strings, a list of ids, or a list of lists of ids, not {shown(value)}",
-        param="prompt",
+        f"{param} must be a string, a list of strings, a list of ids, or a list of lists of ids, not {shown(value)}",
+        param=param,
     )
 
 

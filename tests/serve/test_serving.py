@@ -3,6 +3,7 @@
 import functools
 import json
 import random
+import re
 
 import httpx
 import jax
@@ -102,6 +103,47 @@ def test_an_answer_follows_its_schema(client):
     for choice in found.choices:
         assert choice.finish_reason == "stop"
         jsonschema.validate(json.loads(choice.text), tiny_serve.SCHEMA)
+
+
+def test_embeddings_are_the_normalised_mean_of_the_last_hidden_states(client, scorer):
+    """In texts of one chunk and of several, also where a prefix of the text is cached; as numbers and as base64."""
+    texts = ["the cat", "on a mat", "seven green hills and " * 5]
+    client.completions.create(model="tiny", prompt=texts[2], max_tokens=1)
+    ids = [document(scorer.tokenizer, text) for text in texts]
+    model, variables = scorer.model, scorer.variables
+    forward = tiny_models.jit(lambda row: model.apply(variables, row)[0])
+    for asked in (texts, [scorer.tokenizer.encode(text) for text in texts]):
+        plain = client.embeddings.create(model="tiny", input=asked, encoding_format="float")
+        coded = client.embeddings.create(model="tiny", input=asked)  # the client asks for base64
+        for number, (one, other) in enumerate(zip(plain.data, coded.data, strict=True)):
+            hidden_TxD = np.asarray(forward(np.asarray([ids[number]], np.int32)), np.float32)
+            mean_D = hidden_TxD.mean(axis=0)
+            np.testing.assert_allclose(one.embedding, mean_D / np.linalg.norm(mean_D), atol=1e-5)
+            assert np.abs(hidden_TxD[-1] / np.linalg.norm(hidden_TxD[-1]) - one.embedding).max() > 1e-3
+            assert other.embedding == one.embedding
+            assert (one.index, one.object) == (number, "embedding")
+        assert plain.usage.prompt_tokens == plain.usage.total_tokens == sum(map(len, ids))
+    assert client.embeddings.create(model="tiny", input="the cat").data[0].embedding == coded.data[0].embedding
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"input": ""}, "none of them empty"),
+        ({"input": ["a", ""]}, "none of them empty"),
+        ({"input": [[3], []]}, "none of them empty"),
+        ({"input": []}, "input must be a string"),
+        ({"input": ["a"] * 2049}, "at most 2048"),
+        ({"input": "the " * 200}, "the model's context is|tokens can hold|are read"),
+        ({"input": "a", "encoding_format": "int8"}, "float or base64"),
+        ({"input": "a", "dimensions": 8}, "the model's width"),
+        ({}, "input is missing"),
+    ],
+)
+def test_what_cannot_be_embedded_is_refused(url, body, says):
+    error = httpx.post(f"{url}/v1/embeddings", json=body).json()["error"]
+    assert re.search(says, error["message"]), error
+    assert error["type"] == "invalid_request_error"
 
 
 def test_penalties_and_a_bias_beside_a_schema(client, scorer):

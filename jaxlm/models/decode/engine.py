@@ -4,6 +4,7 @@ Legend: B rows, P prompts read together, C tokens of a chunk, W words of a guide
 """
 
 import collections
+import dataclasses
 import hashlib
 import typing
 
@@ -17,14 +18,22 @@ from jaxlm.models.decode.sampling import NO_PENALTIES, Penalties, Rows
 from jaxlm.models.transformer import Transformer
 
 
-class Settings(typing.NamedTuple):
-    """One row's sampling settings (see `sampling.Rows`). `logprobs`: None; 0: of drawn tokens; n: of the n likeliest too."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One row's sampling settings; see `sampling.Rows`.
+
+    Attributes:
+      temperature, top_k, top_p: 0, 0 and 1 for the likeliest token, all tokens, all probability.
+      seed: a row's tokens depend on its prompt, its settings and its seed alone, not on its neighbours.
+      bias: id -> the number to add to its logit.
+      logprobs: n asks for the log-probability of each token and of the n likeliest, at most 20; None for none.
+    """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
-    bias: typing.Mapping[int, float] = {}
+    bias: typing.Mapping[int, float] = dataclasses.field(default_factory=dict)
     logprobs: int | None = None
     min_p: float = 0.0
     penalties: Penalties = NO_PENALTIES
@@ -58,13 +67,21 @@ class Prefill:
     Attributes:
       done: the number of tokens of each prompt in the staging cache.
       echo: log-probabilities of the only prompt's `ids[1:]`, chunk by chunk, if `wants_echo`.
+      pooled: float32 (D,), if `pools`: the sum of the last hidden states of the only prompt's `ids[:done]`.
     """
 
-    def __init__(self, prompts: typing.Sequence[typing.Sequence[int]], staging: Layers, wants_echo: bool = False):
+    def __init__(
+        self,
+        prompts: typing.Sequence[typing.Sequence[int]],
+        staging: Layers,
+        wants_echo: bool = False,
+        pools: bool = False,
+    ):
         self.prompts = [np.asarray(ids, np.int32) for ids in prompts]
         self.staging, self.wants_echo = staging, wants_echo
         self.done = 0
         self.echo: list[LogProbs] = []
+        self.pools, self.pooled = pools, np.float32(0)
 
     @property
     def left(self) -> int:
@@ -218,26 +235,29 @@ class Engine:
             place = self.lengths.index(self.slots)
             self.state = ring.resized(self.state, self.lengths[place + (1 if slots > self.slots else -1)])
 
-    def begin(self, *prompts: typing.Sequence[int], echo: bool = False) -> Prefill:
-        """Returns the Prefill to read prompts together. A single prompt, if not echoed, skips chunks in the prefix cache."""
+    def begin(self, *prompts: typing.Sequence[int], echo: bool = False, pools: bool = False) -> Prefill:
+        """Returns the Prefill to read prompts together. A single one, if not echoed or pooled, skips chunks in the prefix cache."""
         staging = ring.cache(self.model, power_of_two(len(prompts)), self.length_for(max(map(len, prompts))))
-        prefill = Prefill(prompts, staging, echo)
-        for place in self.prefixes.find(prefill.prompts[0][:-1]) if len(prompts) == 1 and not echo else ():
+        prefill = Prefill(prompts, staging, echo, pools)
+        skips = len(prompts) == 1 and not echo and not pools
+        for place in self.prefixes.find(prefill.prompts[0][:-1]) if skips else ():
             prefill.staging = ring.paste(prefill.staging, self._kept, np.int32(place), np.int32(prefill.done))
             prefill.done += self.chunk
         return prefill
 
     def read(self, prefill: Prefill) -> jax.Array:
-        """Starts to read one chunk of each prompt, and does not wait for the device unless the prompt is echoed.
+        """Starts to read one chunk of each prompt, and does not wait for the device unless the prompt is echoed or pooled.
 
         Returns an array that is ready once the chunk is read.
         """
         place, size = np.int32(prefill.done), min(self.chunk, prefill.left)
         tokens_PxC, next_C = prefill.tokens(self.chunk), prefill.tokens(self.chunk, 1)[0]
-        prefill.staging, logprobs = ring.read_chunk(
+        prefill.staging, logprobs, hidden_CxD = ring.read_chunk(
             self.model, self.weights, prefill.staging, tokens_PxC, next_C, place, prefill.wants_echo
         )
         prefill.done += size
+        if prefill.pools:
+            prefill.pooled += np.asarray(hidden_CxD[:size], np.float32).sum(axis=0)
         if prefill.wants_echo:
             prefill.echo.append(jax.tree.map(lambda x: x[:size], jax.device_get(logprobs)))
         elif size == self.chunk and len(prefill.prompts) == 1:

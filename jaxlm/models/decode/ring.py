@@ -241,10 +241,10 @@ def read_chunk(
     next_C: jax.Array,
     begin: jax.Array,
     echo: jax.Array,
-) -> tuple[Layers, LogProbs]:
-    """Returns the staging cache with one more chunk of each prompt in the slots from `begin` on, and log-probabilities.
+) -> tuple[Layers, LogProbs, jax.Array]:
+    """Returns the staging cache with one more chunk of each prompt in the slots from `begin` on, and of the first prompt:
 
-    The log-probabilities are those of `next_C` after the first prompt's tokens if `echo`, else zeros. A chunk may be padded
+    log-probabilities of `next_C` after its tokens if `echo`, else zeros; its last hidden states (C, D). A chunk may be padded
     with any tokens, since no query of its prompt attends to them.
     """
     (prompts, size), slots = tokens_PxC.shape, staging[0].slots
@@ -256,7 +256,7 @@ def read_chunk(
         cache=layers.Cache(staging, begin, jnp.broadcast_to(jnp.arange(slots), (prompts, slots))),
     )
     logprobs = _if(echo, lambda: _log_probs(logits_of(model, weights, hidden_PxCxD[0]), next_C, jnp.int32(LIKELIEST)))
-    return _placed(cache.layers), logprobs
+    return _placed(cache.layers), logprobs, hidden_PxCxD[0]
 
 
 @functools.partial(jax.jit, donate_argnames="kept")

@@ -11,14 +11,14 @@ import dataclasses
 import itertools
 import time
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import numpy as np
 
 from jaxlm.config import RunError
 from jaxlm.models.decode.engine import Drawn, Engine, LogProbs, Prefill, Settings, check_prompts, power_of_two
-from jaxlm.models.decode.sampling import NO_PENALTIES, Penalties
+from jaxlm.models.decode.sampling import NO_PENALTIES
 
 PATIENCE = 64  # steps for which a ring longer than needed is kept: the next request may need it
 TOGETHER = 2048  # about how many tokens of a batch's prompts are read at once
@@ -36,34 +36,24 @@ class Guide(typing.Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Ask:
+class Ask(Settings):
     """A request.
 
     Attributes:
       ids: the prompt, with a document's opening tokens; the caller checks it (`engine.check_prompts`).
-      max_new_tokens: 0 for no new tokens, only the prompt's log-probabilities, with `echo`.
-      temperature, top_k, top_p, min_p, penalties: see `sampling.Rows`.
-      seed: a row's tokens depend on its prompt, its settings and its seed alone, not on its neighbours.
-      bias: id -> the number to add to its logit.
+      max_new_tokens: 0 for no new tokens, only the prompt's log-probabilities, with `echo`, or its mean, with `pools`.
       stop_ids: the ids that end the text; they are part of it only with `keeps_stop`.
-      logprobs: n asks for the log-probability of each token and of the n likeliest, at most 20; None for none.
       echo: True for the prompt's log-probabilities too; the first token has None.
+      pools: True for the mean of the last hidden states of the prompt's tokens but the last, which is not read.
     """
 
     ids: tuple[int, ...]
     max_new_tokens: int
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-    bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
     stop_ids: tuple[int, ...] = ()
-    logprobs: int | None = None
     echo: bool = False
     guide: Guide | None = None
     keeps_stop: bool = False
-    min_p: float = 0.0
-    penalties: Penalties = NO_PENALTIES
+    pools: bool = False
 
 
 class Token(typing.NamedTuple):
@@ -75,7 +65,7 @@ class Token(typing.NamedTuple):
 
 
 class Update(typing.NamedTuple):
-    """The news of a request: new tokens; once, with `echo`, the prompt's tokens; and how the request ended.
+    """The news of a request: new tokens; once, with `echo`, the prompt's tokens, with `pools`, float32 (D,); how it ended.
 
     `ended` is "" while the request runs; then "stop", "length", "cancelled", or "failed", for the reason `why`.
     """
@@ -84,6 +74,7 @@ class Update(typing.NamedTuple):
     prompt: tuple[Token, ...] | None = None
     ended: str = ""
     why: str = ""
+    pooled: np.ndarray | None = None
 
 
 class Ticket:
@@ -210,7 +201,7 @@ class Scheduler:
                 if self._batch:
                     self._enter(run, self._of_batch(ask.ids), self._places[ask.ids])
                 else:
-                    run.prefill = self.engine.begin(ask.ids, echo=ask.echo)
+                    run.prefill = self.engine.begin(ask.ids, echo=ask.echo, pools=ask.pools)
 
     def _of_batch(self, ids: tuple[int, ...]) -> Prefill:
         """Returns a Prefill with this prompt. If it was not read yet, reads it together with those that are next."""
@@ -235,6 +226,8 @@ class Scheduler:
                 if run.ask.echo:
                     prompt = _echoed(run.ask, run.prefill.echo, self.engine.model.config.vocab_size)
                     self._tell_run(run, Update((), prompt=prompt))
+                if run.ask.pools:
+                    self._tell_run(run, Update((), pooled=run.prefill.pooled / run.prefill.done))
                 if run in self.runs:  # else the listener is gone
                     self._enter(run, run.prefill)
         return chunk
@@ -243,12 +236,9 @@ class Scheduler:
         """Puts a request into its row, whose prompt is in `prefill` at `place`."""
         if run.room <= 0:
             return self._end(run, "length")
-        ask, run.prefill = run.ask, None
+        run.prefill = None
         self._fit()
-        settings = Settings(
-            *(ask.temperature, ask.top_k, ask.top_p, ask.seed, ask.bias, ask.logprobs, ask.min_p, ask.penalties)
-        )
-        self.engine.insert(prefill, run.row, settings, place)
+        self.engine.insert(prefill, run.row, run.ask, place)
 
     def _fit(self, steps: int = 1) -> None:
         """Makes the ring as long as the next steps need; shortens it only after PATIENCE steps."""

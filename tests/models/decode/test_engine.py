@@ -3,6 +3,7 @@
 Engines of one model have the same rows, chunk and lengths, so that most tests share their compiled programs.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -98,7 +99,7 @@ def test_a_row_among_neighbours_that_come_and_go_is_the_row_alone():
                 enter(one, row, rng.integers(0, 101, int(rng.integers(1, 12))).tolist(), WARM)
         got += steps(one, 1, 1, tuple(others))
     assert got == expected
-    assert alone(LONG, WARM._replace(seed=8), 30) != expected
+    assert alone(LONG, dataclasses.replace(WARM, seed=8), 30) != expected
     assert alone(LONG[:-1], WARM, 30) != expected
 
 
