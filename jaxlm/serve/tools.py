@@ -17,11 +17,7 @@ from jaxlm.serve.guide import FORM
 
 MOST = 128  # tools of a request, as OpenAI's
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_NOTHING = {
-    "type": "object",
-    "properties": {},
-    "additionalProperties": False,
-}  # the schema of a tool without parameters
+_NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}  # of a tool without parameters
 _THOUGHT = re.compile(r"(?s).*</think>\s*|\s*")  # what a template puts in front of a first call
 _JSON = json.JSONDecoder(parse_int=str)
 
@@ -48,9 +44,7 @@ def form_of(tokenizer: Coder) -> Form:
     middle, arguments, end = rest.partition('{"x": 1}')
     begin = _THOUGHT.sub("", begin, count=1)
     if not arguments or not begin or "call0probe1" in one:
-        why = (
-            "writes calls in a form that is not read here: a name, then arguments as JSON" if named else "has no tools"
-        )
+        why = "writes calls in no form that is read here: a name, then arguments as JSON" if named else "has no tools"
         raise Refused(f"this model's chat template {why}; leave tools out", param="tools", code="no_tools")
     try:
         between, named, rest = _said(tokenizer, "probe1", "probe2").partition("probe2")
@@ -64,11 +58,7 @@ def _said(tokenizer: Coder, *names: str) -> str:
     """Returns what the template writes for an answer that calls these tools, without the tokens that end an answer."""
     calls = [{"name": name, "arguments": '{"x": 1}'} for name in names]
     calls = [{"id": f"call0{call['name']}", "type": "function", "function": call} for call in calls]
-    tool = {
-        "name": "probe1",
-        "description": "",
-        "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}},
-    }
+    tool = {"name": "probe1", "description": "", "parameters": {"type": "object", "properties": {"x": {}}}}
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": calls}]
     written = chat.Writer(tokenizer).written(messages, [{"type": "function", "function": tool}])
     ends = (re.escape(piece) for piece, i in tokenizer.controls.items() if i in chat.ends(tokenizer))
@@ -92,7 +82,7 @@ class Tools:
             raise Refused(f"tools must be at most {MOST}, each with a name of its own", param="tools")
         if isinstance(choice, dict):
             name = choice["function"].get("name") if isinstance(choice.get("function"), dict) else None
-            if name not in self.schemas:
+            if not isinstance(name, str) or name not in self.schemas:
                 says = f"tool_choice names {shown(name)}, which is none of tools: {', '.join(self.schemas) or 'none'}"
                 raise Refused(says, param="tool_choice")
             self.schemas, choice, self._several = {name: self.schemas[name]}, "required", False

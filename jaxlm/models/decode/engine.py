@@ -236,7 +236,7 @@ class Engine:
             self.state = ring.resized(self.state, self.lengths[place + (1 if slots > self.slots else -1)])
 
     def begin(self, *prompts: typing.Sequence[int], echo: bool = False, pools: bool = False) -> Prefill:
-        """Returns the Prefill to read prompts together. A single one, if not echoed or pooled, skips chunks in the prefix cache."""
+        """Returns the Prefill to read prompts together. A single one skips chunks in the prefix cache, if no more is wanted."""
         staging = ring.cache(self.model, power_of_two(len(prompts)), self.length_for(max(map(len, prompts))))
         prefill = Prefill(prompts, staging, echo, pools)
         skips = len(prompts) == 1 and not echo and not pools
