@@ -40,9 +40,12 @@ ADD = tool(
 TOOLS = [WEATHER, ADD]
 
 
-def tokenizer(folder: pathlib.Path, template: str = TEMPLATE, controls: tuple[str, ...] = ()) -> coder.Coder:
+def tokenizer(
+    folder: pathlib.Path, template: str = TEMPLATE, controls: tuple[str, ...] = (), vocab_size: int = 420, **more
+) -> coder.Coder:
     """A byte-level tokenizer with ChatML's tokens and further ones, written into a folder too."""
-    tiny_hf.byte_level(folder, vocab_size=420, controls=(*tiny_hf.CHATML, *controls), chat_template=template)
+    more |= {"controls": (*tiny_hf.CHATML, *controls), "chat_template": template}
+    tiny_hf.byte_level(folder, vocab_size, **more)
     (folder / "config.json").write_text(json.dumps({"eos_token_id": 0}))
     return coder.load(folder)
 
