@@ -31,14 +31,16 @@ def run(config: Config, args: argparse.Namespace) -> int:
     with address.listen(args.host, args.port) as listening:
         if not key and not guard.is_loopback(args.host):
             say(f"anyone who reaches {args.host} can use this server: --api-key=KEY asks for a key")
+        others = model.beside(config.workdir, args.checkpoint, args.words, peft.READERS)
         restored = model.restore(config, args.checkpoint, peft.READERS)
         with jax.set_mesh(restored.mesh):
             with working("laying out the model"):
-                batcher = Batcher(restored.model, restored.variables, rows=args.rows, queue=args.queue)
+                variables = model.with_adapters(restored, others)
+                batcher = Batcher(restored.model, variables, rows=args.rows, queue=args.queue)
             with contextlib.closing(batcher):
                 with working("compiling") as tell:
                     batcher.warm(lambda line: tell(0, line))
-                _serve(_server(args, restored, batcher, key), listening)
+                _serve(_server(args, restored, batcher, key, others), listening)
     return 0
 
 
@@ -54,15 +56,22 @@ def _check(config: Config, args: argparse.Namespace) -> None:
             raise ConfigError(f"--{flag}={value} must be at least {least}")
 
 
-def _server(args: argparse.Namespace, restored: model.Restored, batcher, key: str):
+def _server(args: argparse.Namespace, restored: model.Restored, batcher, key: str, others: list[model.Beside]):
     from jaxlm.serve import guard, guide, http, requests
 
-    tokenizer, settings, ends = restored.tokenizer, restored.model.config, chat.ends(restored.tokenizer)
-    guides = guide.Guides(tokenizer, settings.vocab_size, ends)
-    reader = requests.Reader(tokenizer, settings.vocab_size, settings.max_seq_len, ends, guides, args.max_prompt)
+    size, context = restored.model.config.vocab_size, restored.model.config.max_seq_len
+
+    def reader(tokenizer, adapter: int = 0):
+        ends = chat.ends(tokenizer)
+        guides = guide.Guides(tokenizer, size, ends)
+        return requests.Reader(tokenizer, size, context, ends, guides, args.max_prompt, adapter=adapter)
+
     limits = http.Limits(window=args.rows, here=not key and guard.is_loopback(args.host))
     name = pathlib.Path(args.config).resolve().name
-    return http.Server(name, batcher, reader, limits, key)
+    if any(other.name == name for other in others):
+        raise ConfigError(f"{name} is the name of the base: give the adapter another one")
+    beside = {other.name: reader(other.tokenizer, number) for number, other in enumerate(others, 1)}
+    return http.Server(name, batcher, reader(restored.tokenizer), limits, key, beside)
 
 
 def _serve(server, listening: socket.socket) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import typing
 from collections.abc import Sequence
 
 import jax
@@ -12,6 +13,7 @@ from jaxlm.config import Config, ConfigError, MeshConfig, RunError, config_files
 from jaxlm.data.shards import shards
 from jaxlm.data.tokenizer import coder
 from jaxlm.devices import processes, sharding
+from jaxlm.models import adapters
 from jaxlm.models.transformer import Transformer
 from jaxlm.plan import settle
 from jaxlm.run import ledger
@@ -19,6 +21,8 @@ from jaxlm.run.checkpoints import digest
 from jaxlm.run.workdir import check_same_model
 from jaxlm.step.objectives.base import Variables
 from jaxlm.train import origin
+
+MOST_BESIDE = 8  # adapters of one model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +45,47 @@ class Restored:
     data: shards.DataDir | None
     step: int
     name: str
+
+
+class Beside(typing.NamedTuple):
+    """An adapter that is served beside its base."""
+
+    name: str
+    tokenizer: coder.Coder
+    adapter: adapters.Adapter
+    variables: Variables
+
+
+def beside(base: str, checkpoint: str, words: Sequence[str], readers: Sequence[origin.Reader]) -> list[Beside]:
+    """Opens the LoRA adapters in `words`, each NAME=RUN or NAME=FOLDER of PEFT. Raises ConfigError.
+
+    `base`, `checkpoint`: the model for which they must have been trained.
+    """
+    if len(words) > MOST_BESIDE:
+        raise ConfigError(f"{len(words)} adapters: at most {MOST_BESIDE} can be beside a model; leave some out")
+    own, opened = origin.open(base, checkpoint, readers).digest() if words else "", dict[str, Beside]()
+    for word in words:
+        name, _, path = word.partition("=")
+        if not name or not path or name in opened:
+            raise ConfigError(f"{word!r} is no adapter: write NAME=RUN or NAME=FOLDER, each name once")
+        folder, step = config_files.at_step(path)
+        source = origin.open(folder, step or "latest", readers, merge=False)
+        if not source.adapter or source.adapter.settings.kind != "lora" or source.adapter.row_ids:
+            raise ConfigError(f"{path} is not LoRA alone, without rows of the embedding: serve it by itself")
+        if source.digest() != own:
+            raise ConfigError(
+                f"{path} is an adapter of another base than {base}: serve it beside its own, or by itself"
+            )
+        opened[name] = Beside(name, source.tokenizer(), source.adapter, source.trained())
+    return [*opened.values()]
+
+
+def with_adapters(restored: Restored, others: Sequence[Beside]) -> Variables:
+    """Returns the variables of a model with stacked adapters beside it, if there are any."""
+    if not others:
+        return restored.variables
+    stacked = adapters.stacked([(other.adapter, other.variables) for other in others])
+    return restored.variables | {"adapters": jax.device_put(stacked, sharding.replicated(restored.mesh))}
 
 
 def is_there(workdir: str) -> bool:

@@ -12,9 +12,11 @@ import dataclasses
 import math
 import re
 import zlib
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxlm.config import AdapterConfig, ConfigError
 from jaxlm.devices import tree
@@ -107,6 +109,26 @@ class Adapter:
 def of(settings: AdapterConfig, row_ids: tuple[int, ...]) -> Adapter | None:
     """Returns the adapter of a config; None if all parameters are trained. `row_ids` may be in any order."""
     return Adapter(settings, tuple(sorted(set(row_ids)))) if settings.kind != "none" else None
+
+
+def stacked(parts: Sequence[tuple[Adapter, Variables]]) -> dict:
+    """Returns the collection `lora` of several adapters, on the host: each leaf (N + 1, ...), of which the first is zero.
+
+    All have the highest rank, and kernels that an adapter leaves alone are zero. The scale is multiplied into B.
+    """
+    each = [dict(tree.named_leaves(variables["lora"])) for _, variables in parts]
+    rank = max(factor.shape[-1] for leaves in each for name, factor in leaves.items() if name.endswith("lora_a"))
+
+    def of(name: str, like: np.ndarray) -> np.ndarray:
+        axis = like.ndim - 1 if name.endswith("lora_a") else 0
+        whole = np.zeros((len(parts) + 1, *like.shape[:axis], rank, *like.shape[axis + 1 :]), np.float32)
+        for place, ((adapter, _), leaves) in enumerate(zip(parts, each, strict=True), 1):
+            if name in leaves:
+                ranks = np.moveaxis(whole[place], axis, 0)[: leaves[name].shape[axis]]
+                ranks[:] = np.moveaxis(leaves[name], axis, 0) * (1 if axis else adapter.settings.scale)
+        return whole
+
+    return tree.nested((name, of(name, like)) for leaves in each for name, like in leaves.items())
 
 
 def merge(params: dict, variables: Variables, adapter: Adapter) -> dict:

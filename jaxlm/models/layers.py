@@ -5,6 +5,7 @@ dtype where they are used. Legend: B batch, T tokens, S cache slots, D model, F 
 K key-value heads, H head dim, V padded vocabulary.
 """
 
+import functools
 import math
 import typing
 
@@ -85,6 +86,7 @@ class Weights(typing.NamedTuple):
       kernel: (*in, *out); quantised (`Coded`) if the collection `quantized` has it (see `models.quantized`).
       bias: (*out); None for no bias.
       lora: the factors (*in, rank) and (rank, *out), whose product is added to the kernel (arXiv:2106.09685); None for none.
+        In decoding they may have an axis of rows in front: (B, *in, rank) and (B, rank, *out).
     """
 
     kernel: jax.Array | Coded
@@ -189,10 +191,14 @@ def project(
         axes = x.ndim - 2
         x = dropout(x, module.lora_dropout, module.make_rng("lora") if module.has_rng("lora") else None)
         # One product of x with all LoRA factors A.
-        inner = lora_down(x, jnp.concatenate([weights[place].lora[0] for place in adapted], axis=-1), axes)
+        factor = jnp.concatenate([weights[place].lora[0] for place in adapted], axis=-1)
+        down, up = functools.partial(lora_down, axes=axes), lora_up
+        if factor.ndim > axes + 1:  # each row of the batch has its own factors
+            down, up = jax.vmap(down), jax.vmap(up)
+        inner = down(x, factor)
         for place, low in zip(adapted, jnp.split(inner, len(adapted), axis=-1), strict=True):
             # Without the barrier XLA stores both terms for the backward pass, instead of their sum.
-            ys[place] = jax.lax.optimization_barrier(ys[place] + lora_up(low, weights[place].lora[1]))
+            ys[place] = jax.lax.optimization_barrier(ys[place] + up(low, weights[place].lora[1]))
     return [y if w.bias is None else y + w.bias for y, w in zip(ys, weights, strict=True)]
 
 

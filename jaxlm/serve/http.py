@@ -13,8 +13,9 @@ import json
 import threading
 import time
 import traceback
+import types
 import typing
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 from sse_starlette import EventSourceResponse
 from starlette.applications import Starlette
@@ -168,19 +169,29 @@ class Server:
     """Answers over HTTP with one model.
 
     Args:
-      name: what clients call the model; what they send as `model` is ignored.
+      name: what clients call the model.
+      beside: name -> reader, of adapters beside it, which clients choose as `model`. If there are none, `model` is ignored.
       key: what clients must show as `Authorization: Bearer KEY`; "" for nothing.
     """
 
-    def __init__(self, name: str, batcher: Batcher, reader: Reader, limits: Limits = Limits(), key: str = ""):
+    def __init__(
+        self,
+        name: str,
+        batcher: Batcher,
+        reader: Reader,
+        limits: Limits = Limits(),
+        key: str = "",
+        beside: Mapping[str, Reader] = types.MappingProxyType({}),
+    ):
         self.name, self._batcher, self._reader, self._limits, self._key = name, batcher, reader, limits, key
+        self._readers = {name: reader, **beside}
         self.metrics, self._names, self._began = Metrics(), answers.Names(reader.tokenizer), int(time.time())
 
     def app(self) -> ASGIApp:
         posts = {
-            "/v1/completions": functools.partial(self._answered, read=self._reader.completion),
-            "/v1/chat/completions": functools.partial(self._answered, read=self._reader.chat),
-            "/v1/embeddings": functools.partial(self._answered, read=self._reader.embeddings),
+            "/v1/completions": functools.partial(self._answered, read="completion"),
+            "/v1/chat/completions": functools.partial(self._answered, read="chat"),
+            "/v1/embeddings": functools.partial(self._answered, read="embeddings"),
             "/tokenize": self._tokenize,
             "/detokenize": self._detokenize,
         }
@@ -220,12 +231,16 @@ class Server:
 
         return endpoint
 
-    async def _answered(self, http: HttpRequest, read: Callable[[dict], Request]) -> Response:
+    async def _answered(self, http: HttpRequest, read: str) -> Response:
+        """Answers by the method `read` of the reader of the model that is asked for."""
         body = await self._body(http)
+        name = self.name if len(self._readers) == 1 else self._known(body.get("model") or self.name)
         deadline = asyncio.get_running_loop().time() + self._limits.seconds
-        request = await asyncio.to_thread(read, body)  # a long prompt, or a grammar, takes a while
+        request = await asyncio.to_thread(
+            getattr(self._readers[name], read), body
+        )  # a long prompt, or a grammar, takes a while
         flight = Flight(self._batcher, self.metrics, request.asks, self._limits.window)
-        writer = answers.Writer(self._names, request, self.name)
+        writer = answers.Writer(self._names, request, name)
         if request.stream:
             return _Stream(flight, self._events(flight, request, writer, deadline))
         try:
@@ -295,21 +310,26 @@ class Server:
         info = {"eos_token": named.get(tokenizer.eos_id), "bos_token": bos, "chat_template": self._template()}
         return JSONResponse(info)
 
-    def _template(self) -> str | None:
+    def _template(self, reader: Reader | None = None) -> str | None:
         try:
-            return chat.template(self._reader.tokenizer)
+            return chat.template((reader or self._reader).tokenizer)
         except ConfigError:
             return None
 
     async def _models(self, request: HttpRequest) -> Response:
-        model = {"id": self.name, "object": "model", "created": self._began, "owned_by": "jaxlm"}
-        model |= {"max_model_len": self._reader.context, "chat_template": self._template() is not None}
+        models, shared = {}, {"object": "model", "created": self._began, "owned_by": "jaxlm"}
+        for name, reader in self._readers.items():
+            own = {"max_model_len": reader.context, "chat_template": self._template(reader) is not None}
+            models[name] = {"id": name, **shared, **own, "parent": self.name if name != self.name else None}
         wanted = request.path_params.get("name")
-        if wanted is None:
-            return JSONResponse({"object": "list", "data": [model]})
-        if wanted != self.name:
-            raise Refused(f"no model {wanted!r}: here is {self.name}", 404, param="model", code="model_not_found")
-        return JSONResponse(model)
+        return JSONResponse(models[self._known(wanted)] if wanted else {"object": "list", "data": [*models.values()]})
+
+    def _known(self, name: typing.Any) -> str:
+        """Returns the name of a model. Raises Refused if it is not served here."""
+        if not isinstance(name, str) or name not in self._readers:
+            says = f"no model {name!r:.100}: here is {', '.join(self._readers)}"
+            raise Refused(says, 404, param="model", code="model_not_found")
+        return name
 
     async def _health(self, request: HttpRequest) -> Response:
         if why := self._batcher.stats().down:

@@ -75,6 +75,7 @@ class Reader:
       guides: makes the guides that keep answers in the form of `response_format`.
       most_prompt: the most tokens of a prompt; 0: `context`.
       most_answers: the most answers of one request: its prompts times `n`.
+      adapter: see `Ask`.
     """
 
     tokenizer: Coder
@@ -84,6 +85,7 @@ class Reader:
     guides: Guides
     most_prompt: int = 0
     most_answers: int = 256
+    adapter: int = 0
 
     def completion(self, body: Mapping[str, typing.Any]) -> Request:
         """Returns the request of a body of /v1/completions. Raises Refused for a wrong key or value."""
@@ -134,7 +136,7 @@ class Reader:
         prompts = tuple(self._prompt(text, "input") for text in texts)
         for prompt in prompts:
             self._room(prompt, 1)
-        asks = tuple(Ask((*prompt.ids, prompt.ids[-1]), 0, pools=True) for prompt in prompts)
+        asks = tuple(Ask((*prompt.ids, prompt.ids[-1]), 0, pools=True, adapter=self.adapter) for prompt in prompts)
         return Request(False, prompts, asks, 1, (), False, False, None, False, embeds=embeds)
 
     def tokenize(self, body: Mapping[str, typing.Any]) -> tuple[int, ...]:
@@ -262,6 +264,7 @@ class Reader:
             "temperature": fields.number("temperature", float, 1.0, 0, 2),
             "top_p": max(fields.number("top_p", float, 1.0, 0, 1), 1e-6),
             "top_k": fields.number("top_k", int, 0, 0),
+            "adapter": self.adapter,
             "seed": secrets.randbits(31) if seed is None else seed % 2**31,
             "bias": self._bias(fields.take("logit_bias", dict, {})),
             "min_p": fields.number("min_p", float, 0.0, 0, 1),

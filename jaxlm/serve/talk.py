@@ -220,6 +220,7 @@ class Voice:
     name: str
     batcher: Batcher
     talk: Conversation
+    adapter: int = 0
 
 
 class Reply:
@@ -247,7 +248,7 @@ class Reply:
         self.first_s = self.seconds = 0.0
         self._began = time.monotonic()
         own = {name: getattr(settings, name) for name in ("temperature", "top_k", "top_p")}
-        ask = Ask(ids, settings.max_new_tokens, seed=seed, stop_ids=talk.ends, **own)
+        ask = Ask(ids, settings.max_new_tokens, seed=seed, stop_ids=talk.ends, adapter=voice.adapter, **own)
         self._ticket = voice.batcher.submit(ask, hear)
 
     def cancel(self) -> None:

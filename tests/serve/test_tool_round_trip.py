@@ -46,7 +46,11 @@ def question(rng: random.Random) -> tuple[str, str, dict]:
             {"city": city},
         )
     a, b = rng.randint(0, 99), rng.randint(0, 99)
-    return rng.choice(["what is {} and {}?", "add {} to {}.", "give me {} plus {}."]).format(a, b), "add", {"a": a, "b": b}
+    return (
+        rng.choice(["what is {} and {}?", "add {} to {}.", "give me {} plus {}."]).format(a, b),
+        "add",
+        {"a": a, "b": b},
+    )
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ class Settings:
       temperature, top_k, top_p: 0, 0 and 1 for the likeliest token, all tokens, all probability.
       seed: a row's tokens depend on its prompt, its settings and its seed alone, not on its neighbours.
       bias: id -> the number to add to its logit.
+      adapter: the number of the adapter among those in the collection `adapters`, from 1; 0 for none.
       logprobs: n asks for the log-probability of each token and of the n likeliest, at most 20; None for none.
     """
 
@@ -37,6 +38,7 @@ class Settings:
     logprobs: int | None = None
     min_p: float = 0.0
     penalties: Penalties = NO_PENALTIES
+    adapter: int = 0
 
 
 def check_prompts(model: Transformer, prompts: typing.Sequence[typing.Sequence[int]]) -> None:
@@ -76,12 +78,13 @@ class Prefill:
         staging: Layers,
         wants_echo: bool = False,
         pools: bool = False,
+        adapter: int = 0,
     ):
         self.prompts = [np.asarray(ids, np.int32) for ids in prompts]
         self.staging, self.wants_echo = staging, wants_echo
         self.done = 0
         self.echo: list[LogProbs] = []
-        self.pools, self.pooled = pools, np.float32(0)
+        self.pools, self.pooled, self.adapter = pools, np.float32(0), adapter
 
     @property
     def left(self) -> int:
@@ -109,17 +112,17 @@ class Prefixes:
         self._kept: collections.OrderedDict[bytes, int] = collections.OrderedDict()
         self.hits = 0
 
-    def find(self, ids: np.ndarray) -> list[int]:
+    def find(self, ids: np.ndarray, adapter: int = 0) -> list[int]:
         """Returns the places of the longest prefix of `ids` whose chunks are all kept."""
-        keys = self._keys(ids)
+        keys = self._keys(ids, adapter)
         count = next((n for n, key in enumerate(keys) if key not in self._kept), len(keys))
         self._use(keys[:count])
         self.hits += count * self._chunk
         return [self._kept[key] for key in keys[:count]]
 
-    def place(self, ids: np.ndarray) -> int | None:
+    def place(self, ids: np.ndarray, adapter: int = 0) -> int | None:
         """Returns a place to keep the last chunk of `ids`; None if the chunk is kept already, or there are no places."""
-        keys = self._keys(ids)
+        keys = self._keys(ids, adapter)
         if keys[-1] in self._kept or not (self._free or self._kept):
             return None
         place = self._free.pop() if self._free else self._kept.popitem(last=False)[1]
@@ -131,9 +134,9 @@ class Prefixes:
         self._free += self._kept.values()
         self._kept.clear()
 
-    def _keys(self, ids: np.ndarray) -> list[bytes]:
+    def _keys(self, ids: np.ndarray, adapter: int) -> list[bytes]:
         """Returns a hash for each whole chunk, of all ids up to the chunk's end."""
-        so_far, keys = hashlib.sha256(), []
+        so_far, keys = hashlib.sha256(b"%d" % adapter), []
         for end in range(self._chunk, len(ids) + 1, self._chunk):
             so_far.update(ids[end - self._chunk : end].tobytes())
             keys.append(so_far.digest())
@@ -235,12 +238,14 @@ class Engine:
             place = self.lengths.index(self.slots)
             self.state = ring.resized(self.state, self.lengths[place + (1 if slots > self.slots else -1)])
 
-    def begin(self, *prompts: typing.Sequence[int], echo: bool = False, pools: bool = False) -> Prefill:
+    def begin(
+        self, *prompts: typing.Sequence[int], echo: bool = False, pools: bool = False, adapter: int = 0
+    ) -> Prefill:
         """Returns the Prefill to read prompts together. A single one skips chunks in the prefix cache, if no more is wanted."""
         staging = ring.cache(self.model, power_of_two(len(prompts)), self.length_for(max(map(len, prompts))))
-        prefill = Prefill(prompts, staging, echo, pools)
+        prefill = Prefill(prompts, staging, echo, pools, adapter)
         skips = len(prompts) == 1 and not echo and not pools
-        for place in self.prefixes.find(prefill.prompts[0][:-1]) if skips else ():
+        for place in self.prefixes.find(prefill.prompts[0][:-1], adapter) if skips else ():
             prefill.staging = ring.paste(prefill.staging, self._kept, np.int32(place), np.int32(prefill.done))
             prefill.done += self.chunk
         return prefill
@@ -253,7 +258,14 @@ class Engine:
         place, size = np.int32(prefill.done), min(self.chunk, prefill.left)
         tokens_PxC, next_C = prefill.tokens(self.chunk), prefill.tokens(self.chunk, 1)[0]
         prefill.staging, logprobs, hidden_CxD = ring.read_chunk(
-            self.model, self.weights, prefill.staging, tokens_PxC, next_C, place, prefill.wants_echo
+            self.model,
+            self.weights,
+            prefill.staging,
+            tokens_PxC,
+            next_C,
+            place,
+            prefill.wants_echo,
+            np.int32(prefill.adapter),
         )
         prefill.done += size
         if prefill.pools:
@@ -261,7 +273,7 @@ class Engine:
         if prefill.wants_echo:
             prefill.echo.append(jax.tree.map(lambda x: x[:size], jax.device_get(logprobs)))
         elif size == self.chunk and len(prefill.prompts) == 1:
-            kept_at = self.prefixes.place(prefill.prompts[0][: prefill.done])
+            kept_at = self.prefixes.place(prefill.prompts[0][: prefill.done], prefill.adapter)
             if kept_at is not None:
                 self._kept = ring.keep(self._kept, prefill.staging, np.int32(kept_at), place)
         return logprobs.chosen
@@ -285,6 +297,7 @@ class Engine:
             np.float32(s.min_p),
             jax.tree.map(np.float32, s.penalties),
             seen_V,
+            np.int32(s.adapter),
         )
         entry = ring.Entry(np.int32(row), np.int32(prompt), ids[-1], np.int32(len(ids) - 1), rows)
         self.state = ring.insert(self.state, prefill.staging, entry)

@@ -37,11 +37,13 @@ class Weights(typing.NamedTuple):
       variables: collection -> tree; the parameters are in the compute dtype, with adapters merged where possible.
       packed: the collection `packed` (see `params.pack_params`).
       head_VxD: the output head, transposed: a row for each token.
+      adapters: the collection `lora` of several adapters (`adapters.stacked`), of which each row has one; {} for none.
     """
 
     variables: dict
     packed: dict
     head_VxD: jax.Array
+    adapters: dict
 
 
 def lay_out(model: Transformer, variables: dict, every_product: bool) -> Weights:
@@ -57,7 +59,16 @@ def lay_out(model: Transformer, variables: dict, every_product: bool) -> Weights
     if head_VxD is None:
         head_VxD = params["embed"]["embedding"]
     rest = {name: part for name, part in variables.items() if name not in added}
-    return Weights(rest | {"params": params}, packed, head_VxD)
+    stacked = rest.pop("adapters", {})
+    return Weights(rest | {"params": params}, packed, head_VxD, stacked)
+
+
+def _of_rows(weights: Weights, adapter_B: jax.Array) -> Weights:
+    """Returns the weights with each row's own adapter, if there are several."""
+    if not weights.adapters:
+        return weights
+    lora = jax.tree.map(lambda x: x[adapter_B], weights.adapters)
+    return weights._replace(variables=weights.variables | {"lora": lora})
 
 
 @functools.partial(jax.jit, static_argnames=("adapter", "config", "every_product", "coded"))
@@ -183,7 +194,7 @@ def empty(model: Transformer, rows: int, slots: int) -> State:
     bias_BxV = jnp.zeros((rows, model.config.padded_vocab_size))
     settings = Rows(
         *(zeros, zeros_B, zeros + 1, zeros_B.astype(jnp.uint32), bias_BxV, zeros_B - 1),
-        *(zeros, Penalties(zeros, zeros, zeros + 1), bias_BxV.astype(jnp.int32)),
+        *(zeros, Penalties(zeros, zeros, zeros + 1), bias_BxV.astype(jnp.int32), zeros_B),
     )
     ring = empty_cache(model.config, rows, slots)
     return _settled(State(ring, jnp.int32(0), zeros_B, zeros_B, zeros_B, settings))
@@ -207,6 +218,7 @@ def step(
     """
     rows = state.rows._replace(temperature_B=jnp.where(live_B, state.rows.temperature_B, 0))
     likeliest = jnp.where(live_B, rows.likeliest_B, -1).max()
+    weights = _of_rows(weights, rows.adapter_B)
 
     def one(state: State, _: None) -> tuple[State, Drawn]:
         position_B = jnp.where(live_B, state.position_B, 0)
@@ -241,6 +253,7 @@ def read_chunk(
     next_C: jax.Array,
     begin: jax.Array,
     echo: jax.Array,
+    adapter: jax.Array,
 ) -> tuple[Layers, LogProbs, jax.Array]:
     """Returns the staging cache with one more chunk of each prompt in the slots from `begin` on, and of the first prompt:
 
@@ -248,6 +261,7 @@ def read_chunk(
     with any tokens, since no query of its prompt attends to them.
     """
     (prompts, size), slots = tokens_PxC.shape, staging[0].slots
+    weights = _of_rows(weights, jnp.broadcast_to(adapter, prompts))
     position_C = jnp.minimum(begin + jnp.arange(size), model.config.max_seq_len - 1)
     hidden_PxCxD, cache = model.apply(
         weights.variables | {"packed": weights.packed},

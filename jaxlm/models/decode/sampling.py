@@ -37,6 +37,7 @@ class Rows(typing.NamedTuple):
       bias_BxV: added to the logits.
       likeliest_B: log-probabilities wanted: -1 none, 0 the drawn token's, n > 0 also the n likeliest tokens'.
       min_p_B: draws among tokens at least this share as likely as the likeliest; 0 among all.
+      adapter_B: which of the stacked adapters the row has; 0 for none.
       seen_BxV: int32, twice how often the row drew each token, plus 1 if its prompt has it; see `counted`.
     """
 
@@ -49,6 +50,7 @@ class Rows(typing.NamedTuple):
     min_p_B: jax.Array
     penalties: Penalties
     seen_BxV: jax.Array
+    adapter_B: jax.Array
 
 
 def counted(rows: Rows, token_B: jax.Array, live_B: jax.Array) -> Rows:

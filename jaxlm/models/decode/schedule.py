@@ -201,7 +201,7 @@ class Scheduler:
                 if self._batch:
                     self._enter(run, self._of_batch(ask.ids), self._places[ask.ids])
                 else:
-                    run.prefill = self.engine.begin(ask.ids, echo=ask.echo, pools=ask.pools)
+                    run.prefill = self.engine.begin(ask.ids, echo=ask.echo, pools=ask.pools, adapter=ask.adapter)
 
     def _of_batch(self, ids: tuple[int, ...]) -> Prefill:
         """Returns a Prefill with this prompt. If it was not read yet, reads it together with those that are next."""

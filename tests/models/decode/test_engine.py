@@ -37,7 +37,7 @@ def engine(model=None, variables=None, **more) -> Engine:
 
 def enter(engine: Engine, row: int, ids: list[int], settings: Settings = GREEDY, new: int = 12, echo: bool = False):
     """Reads a prompt and puts it into a row of a ring that is long enough."""
-    prefill = engine.begin(ids, echo=echo)
+    prefill = engine.begin(ids, echo=echo, adapter=settings.adapter)
     while prefill.left:
         engine.read(prefill)
     engine.resize(max(engine.slots, engine.length_for(len(ids) + new)))
@@ -220,6 +220,29 @@ def test_adapters_are_read():
         check_prompts(model, [[101]])
 
 
+@pytest.mark.parametrize("overrides", [{"n_layers": 2}, {"family": "gpt2"}])
+def test_rows_of_several_adapters_are_the_merged_models(overrides):
+    """Adapters of other ranks, scales and kernels share the steps with the base; nobody finds a prefix of another's."""
+    model, variables = built(**overrides)
+    mixed = ({"rank": 2}, {"rank": 5, "alpha": 3.0}, {"targets": (r"attn/[qv]", "mlp/up")})
+    each = [tiny_peft.adapted(variables["params"], seed=seed, **own) for seed, own in enumerate(mixed)]
+    wanted = Settings(temperature=0.0, logprobs=20)
+    one = engine(model, variables | {"adapters": adapters.stacked(each)}, rows=4)
+    for row in range(4):
+        enter(one, row, LONG, dataclasses.replace(wanted, adapter=row))
+    drawn = [one.step(np.ones(4, bool)) for _ in range(12)]
+    assert one.prefixes.hits == 0
+    for row, params in enumerate([variables["params"], *(tiny_peft.merged(variables["params"], own) for own in each)]):
+        alone = engine(model, {"params": jax.tree.map(jnp.asarray, params)}, rows=4)
+        enter(alone, 0, LONG, wanted)
+        for step in drawn:
+            expected = alone.step(np.arange(4) == 0)
+            assert step.token_NxB[0, row] == expected.token_NxB[0, 0]
+            np.testing.assert_allclose(step.logprobs.top[0, row], expected.logprobs.top[0, 0], atol=1e-5)
+    first = np.sort(drawn[0].logprobs.top[0, :, 0])
+    assert np.diff(first).min() > 1e-3  # no two are alike
+
+
 def test_a_quantised_base_is_read():
     model, variables = built()
     frozen = tiny.jit(lambda params: quantized.freeze(params, "nf4", "float32"))(variables["params"])
@@ -250,6 +273,7 @@ def test_rows_draw_by_their_own_settings():
             rows(min_p, jnp.float32),
             Penalties(*(rows(x, jnp.float32) for x in (0, 0, 1))),
             jnp.zeros((2 * count, 6), jnp.int32),
+            rows(0, jnp.int32),
         )
         logits_BxV = jnp.broadcast_to(jnp.append(logits, -jnp.inf), (2 * count, 6))
         ids = np.asarray(draw(logits_BxV, settings, rows(0, jnp.int32)))
