@@ -28,7 +28,6 @@ def run(config: Config, args: argparse.Namespace) -> int:
     chosen = [(config, args.step or args.checkpoint)]
     model.check_run(config, args.config)
     named = [word for word in args.words if "=" in word and not os.path.exists(config_files.at_step(word)[0])]
-    beside = model.beside(config.workdir, chosen[0][1], named, peft.READERS)
     for word in filter(lambda word: word not in named, args.words):
         folder, step = config_files.at_step(word)
         own = [override for override in args.overrides if not override.startswith("workdir=")]
@@ -37,11 +36,11 @@ def run(config: Config, args: argparse.Namespace) -> int:
         chosen.append((other, step or args.checkpoint))
     terminal = Terminal()
     names = _names([(other.workdir, checkpoint) for other, checkpoint in chosen])
-    restored = [_restored(other, checkpoint, args.plain) for other, checkpoint in chosen]
+    restored = [_restored(*one, args.plain, [] if number else named) for number, one in enumerate(chosen)]
     with contextlib.ExitStack() as stack:
         voices = []
         for run, name in zip(restored, names, strict=True):
-            voices += stack.enter_context(_voices(run, name, args.plain, [] if voices else beside))
+            voices += stack.enter_context(_voices(run, name, args.plain))
         talk = Talk(voices, config.sample, config.seed, terminal)
         if args.system:
             talk.system(args.system)
@@ -61,8 +60,8 @@ def _names(runs: list[tuple[str, str]]) -> list[str]:
     return short if len({*short}) == len(short) else [f"{folder}@{step}" for folder, step in runs]
 
 
-def _restored(config: Config, checkpoint: str, plain: bool) -> model.Restored:
-    run = model.restore(config, checkpoint, peft.READERS)
+def _restored(config: Config, checkpoint: str, plain: bool, adapters: list[str]) -> model.Restored:
+    run = model.restore(config, checkpoint, peft.READERS, adapters)
     for line in filter(None, (run.name, origin.better(config, checkpoint))):
         say(line)
     of_text = config.program == "pretrain" and run.data and ours(run.tokenizer)
@@ -72,7 +71,7 @@ def _restored(config: Config, checkpoint: str, plain: bool) -> model.Restored:
 
 
 @contextlib.contextmanager
-def _voices(run: model.Restored, name: str, plain: bool, beside: list[model.Beside]) -> Iterator[list[Voice]]:
+def _voices(run: model.Restored, name: str, plain: bool) -> Iterator[list[Voice]]:
     """Yields the voice of a model, and those of the adapters beside it."""
 
     def talk(name: str, tokenizer) -> Conversation:
@@ -83,9 +82,9 @@ def _voices(run: model.Restored, name: str, plain: bool, beside: list[model.Besi
             )
         return Conversation(tokenizer, chat.ends(tokenizer), run.model.config.max_seq_len, plain or has_none)
 
-    talks = {name: talk(name, tokenizer) for name, tokenizer in [(name, run.tokenizer), *(o[:2] for o in beside)]}
+    talks = {each: talk(each, tokenizer) for each, tokenizer in {name: run.tokenizer, **run.beside}.items()}
     with jax.set_mesh(run.mesh):
-        batcher = Batcher(run.model, model.with_adapters(run, beside), rows=len(talks))
+        batcher = Batcher(run.model, run.variables, rows=len(talks))
         with contextlib.closing(batcher):
             with working("compiling") as tell:
                 batcher.warm(lambda line: tell(0, line))

@@ -31,16 +31,14 @@ def run(config: Config, args: argparse.Namespace) -> int:
     with address.listen(args.host, args.port) as listening:
         if not key and not guard.is_loopback(args.host):
             say(f"anyone who reaches {args.host} can use this server: --api-key=KEY asks for a key")
-        others = model.beside(config.workdir, args.checkpoint, args.words, peft.READERS)
-        restored = model.restore(config, args.checkpoint, peft.READERS)
+        restored = model.restore(config, args.checkpoint, peft.READERS, args.words)
         with jax.set_mesh(restored.mesh):
             with working("laying out the model"):
-                variables = model.with_adapters(restored, others)
-                batcher = Batcher(restored.model, variables, rows=args.rows, queue=args.queue)
+                batcher = Batcher(restored.model, restored.variables, rows=args.rows, queue=args.queue)
             with contextlib.closing(batcher):
                 with working("compiling") as tell:
                     batcher.warm(lambda line: tell(0, line))
-                _serve(_server(args, restored, batcher, key, others), listening)
+                _serve(_server(args, restored, batcher, key), listening)
     return 0
 
 
@@ -56,7 +54,7 @@ def _check(config: Config, args: argparse.Namespace) -> None:
             raise ConfigError(f"--{flag}={value} must be at least {least}")
 
 
-def _server(args: argparse.Namespace, restored: model.Restored, batcher, key: str, others: list[model.Beside]):
+def _server(args: argparse.Namespace, restored: model.Restored, batcher, key: str):
     from jaxlm.serve import guard, guide, http, requests
 
     size, context = restored.model.config.vocab_size, restored.model.config.max_seq_len
@@ -68,9 +66,7 @@ def _server(args: argparse.Namespace, restored: model.Restored, batcher, key: st
 
     limits = http.Limits(window=args.rows, here=not key and guard.is_loopback(args.host))
     name = pathlib.Path(args.config).resolve().name
-    if any(other.name == name for other in others):
-        raise ConfigError(f"{name} is the name of the base: give the adapter another one")
-    beside = {other.name: reader(other.tokenizer, number) for number, other in enumerate(others, 1)}
+    beside = {name: reader(other, number) for number, (name, other) in enumerate(restored.beside.items(), 1)}
     return http.Server(name, batcher, reader(restored.tokenizer), limits, key, beside)
 
 

@@ -12,7 +12,6 @@ from jaxlm.data.chats import chat
 from jaxlm.data.chats.records import Absent
 from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.data.tokenizer.ids import document, opened
-from jaxlm.models.decode.sampling import Penalties
 from jaxlm.models.decode.schedule import Ask
 from jaxlm.serve.body import Fields, Refused, shown
 from jaxlm.serve.guide import Guides
@@ -268,7 +267,7 @@ class Reader:
             "seed": secrets.randbits(31) if seed is None else seed % 2**31,
             "bias": self._bias(fields.take("logit_bias", dict, {})),
             "min_p": fields.number("min_p", float, 0.0, 0, 1),
-            "penalties": Penalties(
+            "penalties": (
                 fields.number("presence_penalty", float, 0.0, -2, 2),
                 fields.number("frequency_penalty", float, 0.0, -2, 2),
                 fields.number("repetition_penalty", float, 1.0, 0.01, 100),

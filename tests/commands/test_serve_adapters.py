@@ -15,7 +15,7 @@ import tiny_serve
 
 from jaxlm.cli import cli
 from jaxlm.commands import serve
-from jaxlm.config import ConfigError, resolve
+from jaxlm.config import resolve
 from jaxlm.data.tokenizer import coder
 from jaxlm.eval import model
 from jaxlm.interop import inherit, peft
@@ -46,12 +46,11 @@ def home(tmp_path_factory):
 @contextlib.contextmanager
 def served(folder, *words: str):
     """A client of a server of a folder's model, with adapters beside it."""
-    restored = model.restore(resolve(inherit.of_folder(str(folder), [])), "latest", peft.READERS)
-    others = model.beside(str(folder), "latest", words, peft.READERS)
+    restored = model.restore(resolve(inherit.of_folder(str(folder), [])), "latest", peft.READERS, words)
     args = argparse.Namespace(config=str(folder), max_prompt=0, rows=4, host="127.0.0.1")
     with jax.set_mesh(restored.mesh):
-        batcher = Batcher(restored.model, model.with_adapters(restored, others), rows=4)
-        app = serve._server(args, restored, batcher, "", others).app()
+        batcher = Batcher(restored.model, restored.variables, rows=4)
+        app = serve._server(args, restored, batcher, "").app()
         with (
             contextlib.closing(batcher),
             tiny_serve.running(app) as url,
@@ -106,8 +105,8 @@ def test_what_is_no_adapter_of_the_base_is_one_line(home, words, says, capsys):
     for verb in ("serve", "chat"):
         assert cli.main([verb, str(home / "base"), *named]) == 2
         assert says in capsys.readouterr().err.splitlines()[-1], verb
-    with pytest.raises(ConfigError, match="is no adapter"):
-        model.beside(str(home / "base"), "latest", ["=x"], peft.READERS)
+    assert cli.main(["serve", str(home / "base"), "=x"]) == 2
+    assert "'=x' is no adapter" in capsys.readouterr().err
 
 
 def test_chat_talks_to_a_base_and_its_adapters(home, capsys):

@@ -14,7 +14,7 @@ import numpy as np
 from jaxlm.config import ConfigError
 from jaxlm.models.decode import ring
 from jaxlm.models.decode.ring import Drawn, Layers, LogProbs, lay_out
-from jaxlm.models.decode.sampling import NO_PENALTIES, Penalties, Rows
+from jaxlm.models.decode.sampling import NO_PENALTIES, Rows
 from jaxlm.models.transformer import Transformer
 
 
@@ -28,6 +28,8 @@ class Settings:
       bias: id -> the number to add to its logit.
       adapter: the number of the adapter among those in the collection `adapters`, from 1; 0 for none.
       logprobs: n asks for the log-probability of each token and of the n likeliest, at most 20; None for none.
+      echo: True for the prompt's log-probabilities too; the first token has None.
+      pools: True for the mean of the last hidden states of the prompt's tokens but the last, which is not read.
     """
 
     temperature: float = 1.0
@@ -37,8 +39,10 @@ class Settings:
     bias: typing.Mapping[int, float] = dataclasses.field(default_factory=dict)
     logprobs: int | None = None
     min_p: float = 0.0
-    penalties: Penalties = NO_PENALTIES
+    penalties: tuple[float, float, float] = NO_PENALTIES
     adapter: int = 0
+    echo: bool = False
+    pools: bool = False
 
 
 def check_prompts(model: Transformer, prompts: typing.Sequence[typing.Sequence[int]]) -> None:
@@ -68,23 +72,18 @@ class Prefill:
 
     Attributes:
       done: the number of tokens of each prompt in the staging cache.
-      echo: log-probabilities of the only prompt's `ids[1:]`, chunk by chunk, if `wants_echo`.
-      pooled: float32 (D,), if `pools`: the sum of the last hidden states of the only prompt's `ids[:done]`.
+      echo: log-probabilities of the only prompt's `ids[1:]`, chunk by chunk, if `settings.echo`.
+      pooled: float32 (D,), if `settings.pools`: the sum of the last hidden states of the only prompt's `ids[:done]`.
     """
 
     def __init__(
-        self,
-        prompts: typing.Sequence[typing.Sequence[int]],
-        staging: Layers,
-        wants_echo: bool = False,
-        pools: bool = False,
-        adapter: int = 0,
+        self, prompts: typing.Sequence[typing.Sequence[int]], staging: Layers, settings: Settings = Settings()
     ):
         self.prompts = [np.asarray(ids, np.int32) for ids in prompts]
-        self.staging, self.wants_echo = staging, wants_echo
+        self.staging, self.settings = staging, settings
         self.done = 0
         self.echo: list[LogProbs] = []
-        self.pools, self.pooled, self.adapter = pools, np.float32(0), adapter
+        self.pooled = np.float32(0)
 
     @property
     def left(self) -> int:
@@ -238,14 +237,12 @@ class Engine:
             place = self.lengths.index(self.slots)
             self.state = ring.resized(self.state, self.lengths[place + (1 if slots > self.slots else -1)])
 
-    def begin(
-        self, *prompts: typing.Sequence[int], echo: bool = False, pools: bool = False, adapter: int = 0
-    ) -> Prefill:
+    def begin(self, *prompts: typing.Sequence[int], settings: Settings = Settings()) -> Prefill:
         """Returns the Prefill to read prompts together. A single one skips chunks in the prefix cache, if no more is wanted."""
         staging = ring.cache(self.model, power_of_two(len(prompts)), self.length_for(max(map(len, prompts))))
-        prefill = Prefill(prompts, staging, echo, pools, adapter)
-        skips = len(prompts) == 1 and not echo and not pools
-        for place in self.prefixes.find(prefill.prompts[0][:-1], adapter) if skips else ():
+        prefill = Prefill(prompts, staging, settings)
+        skips = len(prompts) == 1 and not settings.echo and not settings.pools
+        for place in self.prefixes.find(prefill.prompts[0][:-1], settings.adapter) if skips else ():
             prefill.staging = ring.paste(prefill.staging, self._kept, np.int32(place), np.int32(prefill.done))
             prefill.done += self.chunk
         return prefill
@@ -257,23 +254,17 @@ class Engine:
         """
         place, size = np.int32(prefill.done), min(self.chunk, prefill.left)
         tokens_PxC, next_C = prefill.tokens(self.chunk), prefill.tokens(self.chunk, 1)[0]
+        more = (next_C, place, prefill.settings.echo, np.int32(prefill.settings.adapter))
         prefill.staging, logprobs, hidden_CxD = ring.read_chunk(
-            self.model,
-            self.weights,
-            prefill.staging,
-            tokens_PxC,
-            next_C,
-            place,
-            prefill.wants_echo,
-            np.int32(prefill.adapter),
+            self.model, self.weights, prefill.staging, tokens_PxC, *more
         )
         prefill.done += size
-        if prefill.pools:
+        if prefill.settings.pools:
             prefill.pooled += np.asarray(hidden_CxD[:size], np.float32).sum(axis=0)
-        if prefill.wants_echo:
+        if prefill.settings.echo:
             prefill.echo.append(jax.tree.map(lambda x: x[:size], jax.device_get(logprobs)))
         elif size == self.chunk and len(prefill.prompts) == 1:
-            kept_at = self.prefixes.place(prefill.prompts[0][: prefill.done], prefill.adapter)
+            kept_at = self.prefixes.place(prefill.prompts[0][: prefill.done], prefill.settings.adapter)
             if kept_at is not None:
                 self._kept = ring.keep(self._kept, prefill.staging, np.int32(kept_at), place)
         return logprobs.chosen
@@ -295,7 +286,7 @@ class Engine:
             bias_V,
             np.int32(-1 if s.logprobs is None else s.logprobs),
             np.float32(s.min_p),
-            jax.tree.map(np.float32, s.penalties),
+            np.float32(s.penalties),
             seen_V,
             np.int32(s.adapter),
         )

@@ -20,7 +20,7 @@ import numpy as np
 from jaxlm.config import ModelConfig
 from jaxlm.devices.sharding import constrain
 from jaxlm.models import adapters, layers
-from jaxlm.models.decode.sampling import Penalties, Rows, counted, penalised, sample_rows
+from jaxlm.models.decode.sampling import NO_PENALTIES, Rows, penalised, sample_rows
 from jaxlm.models.params import pack_params
 from jaxlm.models.transformer import Transformer, empty_cache
 from jaxlm.ops.decode import row_product
@@ -194,7 +194,7 @@ def empty(model: Transformer, rows: int, slots: int) -> State:
     bias_BxV = jnp.zeros((rows, model.config.padded_vocab_size))
     settings = Rows(
         *(zeros, zeros_B, zeros + 1, zeros_B.astype(jnp.uint32), bias_BxV, zeros_B - 1),
-        *(zeros, Penalties(zeros, zeros, zeros + 1), bias_BxV.astype(jnp.int32), zeros_B),
+        *(zeros, zeros[:, None] + jnp.asarray(NO_PENALTIES), bias_BxV.astype(jnp.int32), zeros_B),
     )
     ring = empty_cache(model.config, rows, slots)
     return _settled(State(ring, jnp.int32(0), zeros_B, zeros_B, zeros_B, settings))
@@ -241,7 +241,9 @@ def step(
 @functools.partial(jax.jit, donate_argnames="state")
 def count(state: State, live_B: jax.Array) -> State:
     """Returns the state after the newest token of each live row was counted for penalties."""
-    return _settled(state._replace(rows=counted(state.rows, state.last_B, live_B)))
+    row_B, seen_BxV = jnp.arange(len(live_B)), state.rows.seen_BxV
+    seen_BxV = seen_BxV.at[row_B, state.last_B].add(2 * live_B.astype(jnp.int32))
+    return _settled(state._replace(rows=state.rows._replace(seen_BxV=seen_BxV)))
 
 
 @functools.partial(jax.jit, static_argnames=("model",), donate_argnames="staging")

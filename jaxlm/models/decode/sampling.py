@@ -7,23 +7,7 @@ import jax.numpy as jnp
 
 from jaxlm.ops.decode import first_argmax
 
-
-class Penalties(typing.NamedTuple):
-    """What makes tokens less likely that a row has had, by vLLM's formulas: numbers in a request, (B,) in `Rows`.
-
-    Attributes:
-      presence: subtracted from the logit of each token that the row drew.
-      frequency: the same, times how often the row drew it.
-      repetition: divides the logit of each token of the prompt and of the answer, or multiplies it if it is negative
-        (arXiv:1909.05858).
-    """
-
-    presence: float | jax.Array = 0.0
-    frequency: float | jax.Array = 0.0
-    repetition: float | jax.Array = 1.0
-
-
-NO_PENALTIES = Penalties()
+NO_PENALTIES = (0.0, 0.0, 1.0)
 
 
 class Rows(typing.NamedTuple):
@@ -37,8 +21,11 @@ class Rows(typing.NamedTuple):
       bias_BxV: added to the logits.
       likeliest_B: log-probabilities wanted: -1 none, 0 the drawn token's, n > 0 also the n likeliest tokens'.
       min_p_B: draws among tokens at least this share as likely as the likeliest; 0 among all.
+      penalties_Bx3: vLLM's `presence_penalty`, subtracted from the logit of each token that the row drew; `frequency_penalty`,
+        the same times how often the row drew it; `repetition_penalty`, which divides the logit of each token of the prompt and
+        of the answer, or multiplies it if it is negative (arXiv:1909.05858).
+      seen_BxV: int32, twice how often the row drew each token, plus 1 if its prompt has it. Only penalties count.
       adapter_B: which of the stacked adapters the row has; 0 for none.
-      seen_BxV: int32, twice how often the row drew each token, plus 1 if its prompt has it; see `counted`.
     """
 
     temperature_B: jax.Array
@@ -48,24 +35,18 @@ class Rows(typing.NamedTuple):
     bias_BxV: jax.Array
     likeliest_B: jax.Array
     min_p_B: jax.Array
-    penalties: Penalties
+    penalties_Bx3: jax.Array
     seen_BxV: jax.Array
     adapter_B: jax.Array
 
 
-def counted(rows: Rows, token_B: jax.Array, live_B: jax.Array) -> Rows:
-    """Returns the settings after live rows drew these tokens. Only penalties need it."""
-    row_B = jnp.arange(len(token_B))
-    return rows._replace(seen_BxV=rows.seen_BxV.at[row_B, token_B].add(2 * live_B.astype(jnp.int32)))
-
-
 def penalised(scores_BxV: jax.Array, rows: Rows) -> jax.Array:
     """Returns the scores after each row's penalties. Those of a row without penalties keep their bits."""
-    by = jax.tree.map(lambda x_B: x_B[:, None], rows.penalties)
-    repetition_BxV = jnp.where(rows.seen_BxV > 0, by.repetition, 1)
+    presence_Bx1, frequency_Bx1, repetition_Bx1 = jnp.split(rows.penalties_Bx3, 3, axis=1)
+    repetition_BxV = jnp.where(rows.seen_BxV > 0, repetition_Bx1, 1)
     scores_BxV = jnp.where(scores_BxV > 0, scores_BxV / repetition_BxV, scores_BxV * repetition_BxV)
     drawn_BxV = rows.seen_BxV // 2
-    return scores_BxV - by.frequency * drawn_BxV - by.presence * (drawn_BxV > 0)
+    return scores_BxV - frequency_Bx1 * drawn_BxV - presence_Bx1 * (drawn_BxV > 0)
 
 
 def sample_rows(logits_BxV: jax.Array, rows: Rows, drawn_B: jax.Array) -> jax.Array:

@@ -43,17 +43,13 @@ class Ask(Settings):
       ids: the prompt, with a document's opening tokens; the caller checks it (`engine.check_prompts`).
       max_new_tokens: 0 for no new tokens, only the prompt's log-probabilities, with `echo`, or its mean, with `pools`.
       stop_ids: the ids that end the text; they are part of it only with `keeps_stop`.
-      echo: True for the prompt's log-probabilities too; the first token has None.
-      pools: True for the mean of the last hidden states of the prompt's tokens but the last, which is not read.
     """
 
     ids: tuple[int, ...]
     max_new_tokens: int
     stop_ids: tuple[int, ...] = ()
-    echo: bool = False
     guide: Guide | None = None
     keeps_stop: bool = False
-    pools: bool = False
 
 
 class Token(typing.NamedTuple):
@@ -201,7 +197,7 @@ class Scheduler:
                 if self._batch:
                     self._enter(run, self._of_batch(ask.ids), self._places[ask.ids])
                 else:
-                    run.prefill = self.engine.begin(ask.ids, echo=ask.echo, pools=ask.pools, adapter=ask.adapter)
+                    run.prefill = self.engine.begin(ask.ids, settings=ask)
 
     def _of_batch(self, ids: tuple[int, ...]) -> Prefill:
         """Returns a Prefill with this prompt. If it was not read yet, reads it together with those that are next."""

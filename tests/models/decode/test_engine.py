@@ -17,7 +17,7 @@ from jaxlm import config, models
 from jaxlm.models import adapters, quantized
 from jaxlm.models.decode import ring
 from jaxlm.models.decode.engine import Engine, Settings, check_prompts
-from jaxlm.models.decode.sampling import Penalties, Rows, sample_rows
+from jaxlm.models.decode.sampling import Rows, sample_rows
 
 RNG = np.random.default_rng(0)
 SHORT, LONG = [5, 7, 11], RNG.integers(0, 101, 29).tolist()
@@ -37,7 +37,7 @@ def engine(model=None, variables=None, **more) -> Engine:
 
 def enter(engine: Engine, row: int, ids: list[int], settings: Settings = GREEDY, new: int = 12, echo: bool = False):
     """Reads a prompt and puts it into a row of a ring that is long enough."""
-    prefill = engine.begin(ids, echo=echo, adapter=settings.adapter)
+    prefill = engine.begin(ids, settings=dataclasses.replace(settings, echo=echo))
     while prefill.left:
         engine.read(prefill)
     engine.resize(max(engine.slots, engine.length_for(len(ids) + new)))
@@ -190,7 +190,7 @@ def test_bias_and_mask():
 def test_bfloat16_is_near_float32():
     model, variables = built(dtype="bfloat16")
     one = engine(model, variables)
-    prefill = one.begin(LONG, echo=True)
+    prefill = one.begin(LONG, settings=Settings(echo=True))
     while prefill.left:
         one.read(prefill)
     logp = full_logp(*built(), LONG)
@@ -271,7 +271,7 @@ def test_rows_draw_by_their_own_settings():
             jnp.zeros((2 * count, 6)),
             rows(-1, jnp.int32),
             rows(min_p, jnp.float32),
-            Penalties(*(rows(x, jnp.float32) for x in (0, 0, 1))),
+            jnp.zeros((2 * count, 3)),
             jnp.zeros((2 * count, 6), jnp.int32),
             rows(0, jnp.int32),
         )

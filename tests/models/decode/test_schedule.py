@@ -12,7 +12,6 @@ from jaxlm import config, models
 from jaxlm.devices import sharding
 from jaxlm.models.decode import ring
 from jaxlm.models.decode.engine import Engine, Settings
-from jaxlm.models.decode.sampling import Penalties
 from jaxlm.models.decode.schedule import Ask, Ticket, answers, tokens_of
 
 RNG = np.random.default_rng(0)
@@ -171,11 +170,11 @@ def greedy(prompt, count: int, presence=0.0, frequency=0.0, repetition=1.0) -> l
 
 
 def test_penalties_are_vllms_and_change_no_neighbour():
-    own = [{}, {"presence": 0.4}, {"frequency": 0.3}, {"repetition": 1.3}, {"presence": -1, "repetition": 0.8}]
+    own = [(0.0, 0.0, 1.0), (0.4, 0.0, 1.0), (0.0, 0.3, 1.0), (0.0, 0.0, 1.3), (-1.0, 0.0, 0.8)]
     plain = {"temperature": 0.0, "bias": {}}
-    asked = [Ask((5, 7, 11), 14, penalties=Penalties(**penalties), **plain) for penalties in own]
+    asked = [Ask((5, 7, 11), 14, penalties=penalties, **plain) for penalties in own]
     drawn = [[token.id for token in tokens] for tokens in tokens_of(engine(5), asked, 5)]
-    assert drawn == [greedy([5, 7, 11], 14, **penalties) for penalties in own]
+    assert drawn == [greedy([5, 7, 11], 14, *penalties) for penalties in own]
     assert len({*map(tuple, drawn)}) == 5
     again = tokens_of(engine(5), [asked[0]] * 5, 5)  # without penalties in the batch, in bursts
     assert [[token.id for token in tokens] for tokens in again] == [drawn[0]] * 5
