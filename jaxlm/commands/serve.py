@@ -66,8 +66,9 @@ def _server(args: argparse.Namespace, restored: model.Restored, batcher, key: st
 
     limits = http.Limits(window=args.rows, here=not key and guard.is_loopback(args.host))
     name = pathlib.Path(args.config).resolve().name
-    beside = {name: reader(other, number) for number, (name, other) in enumerate(restored.beside.items(), 1)}
-    return http.Server(name, batcher, reader(restored.tokenizer), limits, key, beside)
+    tokenizers = {name: restored.tokenizer, **restored.beside}
+    readers = {each: reader(tokenizer, number) for number, (each, tokenizer) in enumerate(tokenizers.items())}
+    return http.Server(readers, batcher, limits, key)
 
 
 def _serve(server, listening: socket.socket) -> None:

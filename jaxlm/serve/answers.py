@@ -131,8 +131,8 @@ class Writer:
 
     def whole(self, deltas: Sequence[Delta], usage: dict[str, int]) -> dict[str, typing.Any]:
         if self._request.embeds:
-            vectors = [self._embedded(delta.pooled) for delta in deltas]
-            data = [{"object": "embedding", "index": index, "embedding": of} for index, of in enumerate(vectors)]
+            vectors = ({"embedding": self._embedded(delta.pooled)} for delta in deltas)
+            data = [{"object": "embedding", "index": index, **vector} for index, vector in enumerate(vectors)]
             return {"object": "list", "data": data, "model": self._model, "usage": usage}
         kind = "chat.completion" if self._request.chat else "text_completion"
         return self._object(kind, [self._choice(*one, "message") for one in enumerate(deltas)]) | {"usage": usage}

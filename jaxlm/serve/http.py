@@ -13,7 +13,6 @@ import json
 import threading
 import time
 import traceback
-import types
 import typing
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
@@ -27,6 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jaxlm.config import ConfigError, RunError
 from jaxlm.data.chats import chat
+from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.devices.processes import say
 from jaxlm.models.decode.schedule import Ask, Ticket, Update
 from jaxlm.serve import answers
@@ -166,26 +166,17 @@ class Flight:
 
 
 class Server:
-    """Answers over HTTP with one model.
+    """Answers over HTTP with one model, and adapters beside it.
 
     Args:
-      name: what clients call the model.
-      beside: name -> reader, of adapters beside it, which clients choose as `model`. If there are none, `model` is ignored.
+      readers: by the names that clients send as `model`: the model's, then the adapters'. Without adapters any name will do.
       key: what clients must show as `Authorization: Bearer KEY`; "" for nothing.
     """
 
-    def __init__(
-        self,
-        name: str,
-        batcher: Batcher,
-        reader: Reader,
-        limits: Limits = Limits(),
-        key: str = "",
-        beside: Mapping[str, Reader] = types.MappingProxyType({}),
-    ):
-        self.name, self._batcher, self._reader, self._limits, self._key = name, batcher, reader, limits, key
-        self._readers = {name: reader, **beside}
-        self.metrics, self._names, self._began = Metrics(), answers.Names(reader.tokenizer), int(time.time())
+    def __init__(self, readers: Mapping[str, Reader], batcher: Batcher, limits: Limits = Limits(), key: str = ""):
+        self.name, self._reader = next(iter(readers.items()))
+        self._readers, self._batcher, self._limits, self._key = readers, batcher, limits, key
+        self.metrics, self._names, self._began = Metrics(), answers.Names(self._reader.tokenizer), int(time.time())
 
     def app(self) -> ASGIApp:
         posts = {
@@ -236,9 +227,8 @@ class Server:
         body = await self._body(http)
         name = self.name if len(self._readers) == 1 else self._known(body.get("model") or self.name)
         deadline = asyncio.get_running_loop().time() + self._limits.seconds
-        request = await asyncio.to_thread(
-            getattr(self._readers[name], read), body
-        )  # a long prompt, or a grammar, takes a while
+        make = getattr(self._readers[name], read)
+        request = await asyncio.to_thread(make, body)  # a long prompt, or a grammar, takes a while
         flight = Flight(self._batcher, self.metrics, request.asks, self._limits.window)
         writer = answers.Writer(self._names, request, name)
         if request.stream:
@@ -307,19 +297,13 @@ class Server:
         tokenizer = self._reader.tokenizer
         named = {i: piece for piece, i in tokenizer.controls.items()}
         bos = named.get(tokenizer.opening[-1]) if tokenizer.opening else None
-        info = {"eos_token": named.get(tokenizer.eos_id), "bos_token": bos, "chat_template": self._template()}
+        info = {"eos_token": named.get(tokenizer.eos_id), "bos_token": bos, "chat_template": _template(tokenizer)}
         return JSONResponse(info)
-
-    def _template(self, reader: Reader | None = None) -> str | None:
-        try:
-            return chat.template((reader or self._reader).tokenizer)
-        except ConfigError:
-            return None
 
     async def _models(self, request: HttpRequest) -> Response:
         models, shared = {}, {"object": "model", "created": self._began, "owned_by": "jaxlm"}
         for name, reader in self._readers.items():
-            own = {"max_model_len": reader.context, "chat_template": self._template(reader) is not None}
+            own = {"max_model_len": reader.context, "chat_template": _template(reader.tokenizer) is not None}
             models[name] = {"id": name, **shared, **own, "parent": self.name if name != self.name else None}
         wanted = request.path_params.get("name")
         return JSONResponse(models[self._known(wanted)] if wanted else {"object": "list", "data": [*models.values()]})
@@ -420,6 +404,13 @@ async def _unless_gone(request: HttpRequest, work: typing.Coroutine) -> typing.A
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _template(tokenizer: Coder) -> str | None:
+    try:
+        return chat.template(tokenizer)
+    except ConfigError:
+        return None
 
 
 def _refusal(refused: Refused, request: HttpRequest | None = None) -> Response:

@@ -26,8 +26,9 @@ _IGNORED = (
     *("reasoning_effort", "verbosity"),
 )
 _MOST_BYTES = 32  # of a token on the average: a few tokens of some vocabularies are long rows of spaces
-_NO_MEDIA = {"modalities": (["text"],), "audio": (), "prediction": (), "web_search_options": ()}
-_OLD_CALLS = {"functions": ([],), "function_call": ("none", "auto")}
+_OTHER = {"modalities": (["text"],), "audio": (), "prediction": (), "web_search_options": ()}
+_OTHER |= {"functions": ([],), "function_call": ("none", "auto")}  # before tools and tool_choice
+_PENALTIES = (("presence", 0.0, -2, 2), ("frequency", 0.0, -2, 2), ("repetition", 1.0, 0.01, 100))  # default, range
 
 
 class Prompt(typing.NamedTuple):
@@ -114,8 +115,7 @@ class Reader:
         older = fields.number("max_tokens", int, None, 1)
         n = fields.number("n", int, 1, 1)
         self._check_answers(n)
-        fields.unsupported(_NO_MEDIA, "this server writes text alone")
-        fields.unsupported(_OLD_CALLS, "it is the old form of tools and tool_choice")
+        fields.unsupported(_OTHER, "this server writes text, and calls of tools")
         tools = Tools(fields, self.tokenizer)
         prompts, limit = [self._conversation(messages, tools.given)], older if newer is None else newer
         return self._request(fields, prompts, n, limit, self.context, logprobs=logprobs, tools=tools)
@@ -267,11 +267,7 @@ class Reader:
             "seed": secrets.randbits(31) if seed is None else seed % 2**31,
             "bias": self._bias(fields.take("logit_bias", dict, {})),
             "min_p": fields.number("min_p", float, 0.0, 0, 1),
-            "penalties": (
-                fields.number("presence_penalty", float, 0.0, -2, 2),
-                fields.number("frequency_penalty", float, 0.0, -2, 2),
-                fields.number("repetition_penalty", float, 1.0, 0.01, 100),
-            ),
+            "penalties": tuple(fields.number(f"{kind}_penalty", float, *rest) for kind, *rest in _PENALTIES),
         }
 
     def _bias(self, bias: dict[str, typing.Any]) -> dict[int, float]:
@@ -369,9 +365,7 @@ def _message(value: typing.Any, where: str) -> dict[str, typing.Any]:
     calls, of_call = fields.take("tool_calls", list) or [], fields.take("tool_call_id", str)
     fields.end()
     if calls and (role != "assistant" or not all(map(is_call, calls))):
-        says = (
-            'of an assistant must be {"id": ..., "type": "function", "function": {"name": ..., "arguments": "{...}"}}'
-        )
+        says = 'must be an assistant\'s {"id": ..., "function": {"name": ..., "arguments": "{...}"}}'
         raise Refused(f"{where}.tool_calls {says}", param=where)
     more = ({"tool_calls": calls} if calls else {}) | ({"tool_call_id": of_call} if of_call else {})
     if content is None and calls:

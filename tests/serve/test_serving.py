@@ -38,7 +38,7 @@ def url(scorer):
     guides = Guides(scorer.tokenizer, vocab_size, ends)
     reader = Reader(scorer.tokenizer, vocab_size, scorer.model.config.max_seq_len, ends, guides)
     batcher = Batcher(scorer.model, scorer.variables, rows=4, chunk=16, shortest=128)
-    with tiny_serve.running(http.Server("tiny", batcher, reader).app()) as url:
+    with tiny_serve.running(http.Server({"tiny": reader}, batcher).app()) as url:
         yield url
     batcher.close()
 

@@ -91,7 +91,7 @@ def client(run):
     with jax.set_mesh(restored.mesh):
         batcher = Batcher(restored.model, restored.variables, rows=8)
     with (
-        tiny_serve.running(http.Server("tiny", batcher, reader).app()) as url,
+        tiny_serve.running(http.Server({"tiny": reader}, batcher).app()) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
         yield client

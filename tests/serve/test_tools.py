@@ -47,7 +47,7 @@ def batcher(coder):
 @pytest.fixture
 def client(coder, batcher):
     with (
-        tiny_serve.running(http.Server("tiny", batcher, reader(coder)).app()) as url,
+        tiny_serve.running(http.Server({"tiny": reader(coder)}, batcher).app()) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
         yield client
@@ -224,7 +224,7 @@ WRONG = tiny_tools.tool("wrong", x={"type": "animal"})
         ({"tools": [tiny_tools.tool("a b")]}, "tools[0]", "letters, digits"),
         ({"tools": [tiny_tools.tool("a")] * 2}, "tools", "a name of its own"),
         ({"tools": [LIST]}, "tools[0]", 'of "type": "object"'),
-        ({"functions": [{}]}, "functions", "the old form of tools"),
+        ({"functions": [{}]}, "functions", "calls of tools"),
     ],
 )
 def test_what_is_wrong_is_refused(client, body, param, says):
@@ -251,7 +251,7 @@ FORMS = {
 @pytest.mark.parametrize("template", FORMS.values(), ids=FORMS)
 def test_a_template_without_tools_is_refused(template, tmp_path):
     coder = tiny_tools.tokenizer(tmp_path, template)
-    with tiny_serve.running(http.Server("tiny", tiny_serve.Scripted(say(coder, "x")), reader(coder)).app()) as url:
+    with tiny_serve.running(http.Server({"tiny": reader(coder)}, tiny_serve.Scripted(say(coder, "x"))).app()) as url:
         answer = httpx.post(f"{url}/v1/chat/completions", json={"messages": TALK, "tools": TOOLS})
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "no_tools"), answer.text
         assert httpx.post(f"{url}/v1/chat/completions", json={"messages": TALK}).status_code == 200
