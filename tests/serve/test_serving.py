@@ -1,5 +1,6 @@
 """The server with a real model behind it: what it says is what the model says, and follows its schema."""
 
+import contextlib
 import functools
 import json
 import random
@@ -124,6 +125,15 @@ def test_embeddings_are_the_normalised_mean_of_the_last_hidden_states(client, sc
             assert (one.index, one.object) == (number, "embedding")
         assert plain.usage.prompt_tokens == plain.usage.total_tokens == sum(map(len, ids))
     assert client.embeddings.create(model="tiny", input="the cat").data[0].embedding == coded.data[0].embedding
+
+
+def test_a_client_that_leaves_ends_its_embeddings(url):
+    def busy() -> bool:
+        return "jaxlm_rows_busy 0" not in (text := httpx.get(f"{url}/metrics").text) or "jaxlm_queue 0" not in text
+
+    with contextlib.suppress(httpx.ReadTimeout):
+        httpx.post(f"{url}/v1/embeddings", json={"input": ["seven green hills and " * 5] * 2048}, timeout=0.5)
+    tiny_serve.until(lambda: not busy(), 1)
 
 
 @pytest.mark.parametrize(

@@ -255,3 +255,18 @@ def test_a_template_without_tools_is_refused(template, tmp_path):
         answer = httpx.post(f"{url}/v1/chat/completions", json={"messages": TALK, "tools": TOOLS})
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "no_tools"), answer.text
         assert httpx.post(f"{url}/v1/chat/completions", json={"messages": TALK}).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_frees_its_row(coder, stream):
+    text = "x" * 200 + CALL % ("add", '{"a": 1, "b": 2}')
+    batcher = tiny_serve.Scripted(say(coder, text), pause=0.05)
+    body = {"messages": TALK, "tools": TOOLS, "frequency_penalty": 1, "stream": stream}
+    with tiny_serve.running(http.Server({"tiny": reader(coder)}, batcher).app()) as url:
+        with (
+            contextlib.suppress(httpx.ReadTimeout),
+            httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=0.5) as answer,
+        ):
+            assert next(answer.iter_lines()).startswith("data: ")
+        assert batcher.asks
+        tiny_serve.until(lambda: not batcher.stats().busy, 1)
