@@ -5,7 +5,6 @@ dtype where they are used. Legend: B batch, T tokens, S cache slots, D model, F 
 K key-value heads, H head dim, V padded vocabulary.
 """
 
-import functools
 import math
 import typing
 
@@ -86,7 +85,7 @@ class Weights(typing.NamedTuple):
       kernel: (*in, *out); quantised (`Coded`) if the collection `quantized` has it (see `models.quantized`).
       bias: (*out); None for no bias.
       lora: the factors (*in, rank) and (rank, *out), whose product is added to the kernel (arXiv:2106.09685); None for none.
-        In decoding they may have an axis of rows in front: (B, *in, rank) and (B, rank, *out).
+        Perhaps a third, (B, rank): the ranks that each row of the batch has, of several adapters side by side.
     """
 
     kernel: jax.Array | Coded
@@ -117,7 +116,8 @@ class Linear(nn.Module):
         if self.bias_shape is not None:
             bias = parameter(self, "bias", nn.initializers.zeros, self.bias_shape).astype(self.dtype)
         if self.has_variable("lora", "lora_a"):
-            factors = tuple(self.get_variable("lora", name).astype(self.dtype) for name in ("lora_a", "lora_b"))
+            names = ("lora_a", "lora_b", "lora_mask")[: 3 if self.has_variable("lora", "lora_mask") else 2]
+            factors = tuple(self.get_variable("lora", name).astype(self.dtype) for name in names)
         return Weights(kernel, bias, factors)
 
 
@@ -191,14 +191,12 @@ def project(
         axes = x.ndim - 2
         x = dropout(x, module.lora_dropout, module.make_rng("lora") if module.has_rng("lora") else None)
         # One product of x with all LoRA factors A.
-        factor = jnp.concatenate([weights[place].lora[0] for place in adapted], axis=-1)
-        down, up = functools.partial(lora_down, axes=axes), lora_up
-        if factor.ndim > axes + 1:  # each row of the batch has its own factors
-            down, up = jax.vmap(down), jax.vmap(up)
-        inner = down(x, factor)
+        inner = lora_down(x, jnp.concatenate([weights[place].lora[0] for place in adapted], axis=-1), axes)
         for place, low in zip(adapted, jnp.split(inner, len(adapted), axis=-1), strict=True):
+            _, factor, *mask_BxR = weights[place].lora
+            low = low * mask_BxR[0][:, None] if mask_BxR else low
             # Without the barrier XLA stores both terms for the backward pass, instead of their sum.
-            ys[place] = jax.lax.optimization_barrier(ys[place] + up(low, weights[place].lora[1]))
+            ys[place] = jax.lax.optimization_barrier(ys[place] + lora_up(low, factor))
     return [y if w.bias is None else y + w.bias for y, w in zip(ys, weights, strict=True)]
 
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxlm.config import ModelConfig
+from jaxlm.devices import tree
 from jaxlm.devices.sharding import constrain
 from jaxlm.models import adapters, layers
 from jaxlm.models.decode.sampling import NO_PENALTIES, Rows, penalised, sample_rows
@@ -64,10 +65,10 @@ def lay_out(model: Transformer, variables: dict, every_product: bool) -> Weights
 
 
 def _of_rows(weights: Weights, adapter_B: jax.Array) -> Weights:
-    """Returns the weights with each row's own adapter, if there are several."""
+    """Returns the weights with a mask of each row's own adapter, if there are several."""
     if not weights.adapters:
         return weights
-    lora = jax.tree.map(lambda x: x[adapter_B], weights.adapters)
+    lora = tree.map_named(lambda name, x: x[adapter_B] if name.endswith("mask") else x, weights.adapters)
     return weights._replace(variables=weights.variables | {"lora": lora})
 
 
