@@ -190,13 +190,15 @@ def project(
     if adapted:
         axes = x.ndim - 2
         x = dropout(x, module.lora_dropout, module.make_rng("lora") if module.has_rng("lora") else None)
-        # One product of x with all LoRA factors A.
-        inner = lora_down(x, jnp.concatenate([weights[place].lora[0] for place in adapted], axis=-1), axes)
-        for place, low in zip(adapted, jnp.split(inner, len(adapted), axis=-1), strict=True):
-            _, factor, *mask_BxR = weights[place].lora
-            low = low * mask_BxR[0][:, None] if mask_BxR else low
+        factors = [weights[place].lora for place in adapted]
+        if len(factors[0]) == 3:  # of several adapters: one product with all A would copy them in every step
+            lows = [lora_down(x, a, axes) * mask_BxR[:, None] for a, _, mask_BxR in factors]
+        else:
+            inner = lora_down(x, jnp.concatenate([a for a, _ in factors], axis=-1), axes)
+            lows = jnp.split(inner, len(adapted), axis=-1)
+        for place, low in zip(adapted, lows, strict=True):
             # Without the barrier XLA stores both terms for the backward pass, instead of their sum.
-            ys[place] = jax.lax.optimization_barrier(ys[place] + lora_up(low, factor))
+            ys[place] = jax.lax.optimization_barrier(ys[place] + lora_up(low, weights[place].lora[1]))
     return [y if w.bias is None else y + w.bias for y, w in zip(ys, weights, strict=True)]
 
 
