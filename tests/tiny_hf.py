@@ -34,7 +34,9 @@ def llama3(folder: pathlib.Path, template: str = LLAMA3_TEMPLATE, **model) -> No
     (folder / "generation_config.json").write_text('{"eos_token_id": [0, 4, 3]}')
 
 
-def byte_level(folder: pathlib.Path, vocab_size: int = 400, controls: tuple[str, ...] = CHATML, **settings) -> None:
+def byte_level(
+    folder: pathlib.Path, vocab_size: int = 400, controls: tuple[str, ...] = CHATML, texts=TEXTS, **settings
+) -> None:
     """Writes a byte-level BPE tokenizer, as GPT-2, Llama 3 and Qwen have; `settings` go to tokenizer_config.json."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -45,7 +47,7 @@ def byte_level(folder: pathlib.Path, vocab_size: int = 400, controls: tuple[str,
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size, special_tokens=[*controls], initial_alphabet=alphabet, show_progress=False
     )
-    tokenizer.train_from_iterator(TEXTS * 3, trainer)
+    tokenizer.train_from_iterator([*texts] * 3, trainer)
     _write(folder, json.loads(tokenizer.to_str()), {"eos_token": "<|endoftext|>"} | settings)
 
 

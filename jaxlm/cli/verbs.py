@@ -223,7 +223,7 @@ VERBS = {
         },
         reads_run=True,
         rest="RUN_B",
-        rest_help="another model that hears the same; each may be RUN@STEP",
+        rest_help="another model that hears the same, also RUN@STEP; or NAME=ADAPTER",
         at_step=True,
         keys=("sample",),
         models="also",
@@ -242,6 +242,8 @@ VERBS = {
             **_CHECKPOINT,
         },
         reads_run=True,
+        rest="NAME=ADAPTER",
+        rest_help="a run or a PEFT folder of LoRA, which clients choose as this model",
         models="also",
     ),
     "import": Verb(

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import os
 import pathlib
 from collections.abc import Iterator
 
@@ -26,7 +27,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError("jaxlm chat runs in one process: start it without distributed.num_processes")
     chosen = [(config, args.step or args.checkpoint)]
     model.check_run(config, args.config)
-    for word in args.words:
+    named = [word for word in args.words if "=" in word and not os.path.exists(config_files.at_step(word)[0])]
+    for word in filter(lambda word: word not in named, args.words):
         folder, step = config_files.at_step(word)
         own = [override for override in args.overrides if not override.startswith("workdir=")]
         other = config_lib.resolve(inherit.of_folder(folder, own))
@@ -34,10 +36,11 @@ def run(config: Config, args: argparse.Namespace) -> int:
         chosen.append((other, step or args.checkpoint))
     terminal = Terminal()
     names = _names([(other.workdir, checkpoint) for other, checkpoint in chosen])
-    restored = [_restored(other, checkpoint, args.plain) for other, checkpoint in chosen]
+    restored = [_restored(*one, args.plain, [] if number else named) for number, one in enumerate(chosen)]
     with contextlib.ExitStack() as stack:
-        pairs = zip(restored, names, strict=True)
-        voices = [stack.enter_context(_voice(run, name, args.plain)) for run, name in pairs]
+        voices = []
+        for run, name in zip(restored, names, strict=True):
+            voices += stack.enter_context(_voices(run, name, args.plain))
         talk = Talk(voices, config.sample, config.seed, terminal)
         if args.system:
             talk.system(args.system)
@@ -57,8 +60,8 @@ def _names(runs: list[tuple[str, str]]) -> list[str]:
     return short if len({*short}) == len(short) else [f"{folder}@{step}" for folder, step in runs]
 
 
-def _restored(config: Config, checkpoint: str, plain: bool) -> model.Restored:
-    run = weights.restore(config, checkpoint, peft.READERS)
+def _restored(config: Config, checkpoint: str, plain: bool, adapters: list[str]) -> model.Restored:
+    run = weights.restore(config, checkpoint, peft.READERS, adapters)
     for line in filter(None, (run.name, origin.better(config, checkpoint))):
         say(line)
     of_text = config.program == "pretrain" and run.data and ours(run.tokenizer)
@@ -68,18 +71,25 @@ def _restored(config: Config, checkpoint: str, plain: bool) -> model.Restored:
 
 
 @contextlib.contextmanager
-def _voice(run: model.Restored, name: str, plain: bool) -> Iterator[Voice]:
-    if not plain and not _has_template(run.tokenizer):
-        say(f"{name} has no chat template: it goes on with what you type (jaxlm train sft makes a model that answers)")
-        plain = True
+def _voices(run: model.Restored, name: str, plain: bool) -> Iterator[list[Voice]]:
+    """Yields the voice of a model, and those of the adapters beside it."""
+
+    def talk(name: str, tokenizer) -> Conversation:
+        has_none = not plain and not _has_template(tokenizer)
+        if has_none:
+            say(
+                f"{name} has no chat template: it goes on with what you type (jaxlm train sft makes a model that answers)"
+            )
+        return Conversation(tokenizer, chat.ends(tokenizer), run.model.config.max_seq_len, plain or has_none)
+
+    talks = {each: talk(each, tokenizer) for each, tokenizer in {name: run.tokenizer, **run.beside}.items()}
     with jax.set_mesh(run.mesh):
-        batcher = Batcher(run.model, run.variables, rows=1, speculate=True)
+        batcher = Batcher(run.model, run.variables, rows=len(talks), speculate=True)
         run.variables.clear()  # the batcher has them, laid out for decoding
         with contextlib.closing(batcher):
             with working("compiling") as tell:
                 batcher.warm(lambda line: tell(0, line))
-            context, ends = run.model.config.max_seq_len, chat.ends(run.tokenizer)
-            yield Voice(name, batcher, Conversation(run.tokenizer, ends, context, plain))
+            yield [Voice(name, batcher, talk, number) for number, (name, talk) in enumerate(talks.items())]
 
 
 def _has_template(tokenizer) -> bool:

@@ -31,7 +31,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     with address.listen(args.host, args.port) as listening:
         if not key and not guard.is_loopback(args.host):
             say(f"anyone who reaches {args.host} can use this server: --api-key=KEY asks for a key")
-        restored = weights.restore(config, args.checkpoint, peft.READERS)
+        restored = weights.restore(config, args.checkpoint, peft.READERS, args.words)
         with jax.set_mesh(restored.mesh):
             with working("laying out the model"):
                 sizes = {"rows": args.rows, "queue": args.queue}
@@ -59,12 +59,18 @@ def _check(config: Config, args: argparse.Namespace) -> None:
 def _server(args: argparse.Namespace, restored: model.Restored, batcher, key: str):
     from jaxlm.serve import guard, guide, http, requests
 
-    tokenizer, settings, ends = restored.tokenizer, restored.model.config, chat.ends(restored.tokenizer)
-    guides = guide.Guides(tokenizer, settings.vocab_size, ends)
-    reader = requests.Reader(tokenizer, settings.vocab_size, settings.max_seq_len, ends, guides, args.max_prompt)
+    size, context = restored.model.config.vocab_size, restored.model.config.max_seq_len
+
+    def reader(tokenizer, adapter: int = 0):
+        ends = chat.ends(tokenizer)
+        guides = guide.Guides(tokenizer, size, ends)
+        return requests.Reader(tokenizer, size, context, ends, guides, args.max_prompt, adapter=adapter)
+
     limits = http.Limits(window=args.rows, here=not key and guard.is_loopback(args.host))
     name = pathlib.Path(args.config).resolve().name
-    return http.Server(name, batcher, reader, limits, key)
+    tokenizers = {name: restored.tokenizer, **restored.beside}
+    readers = {each: reader(tokenizer, number) for number, (each, tokenizer) in enumerate(tokenizers.items())}
+    return http.Server(readers, batcher, limits, key)
 
 
 def _serve(server, listening: socket.socket) -> None:

@@ -12,6 +12,7 @@ from jaxlm.config import Config, ConfigError, MeshConfig, RunError, config_files
 from jaxlm.data.shards import shards
 from jaxlm.data.tokenizer import coder
 from jaxlm.devices import processes, sharding
+from jaxlm.models import adapters
 from jaxlm.models.transformer import Transformer
 from jaxlm.plan import settle
 from jaxlm.run import ledger
@@ -19,6 +20,8 @@ from jaxlm.run.checkpoints import digest
 from jaxlm.run.workdir import check_same_model
 from jaxlm.step.objectives.base import Variables
 from jaxlm.train import origin
+
+MOST_BESIDE = 8  # adapters of one model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Restored:
       mesh: has all devices on the axis fsdp.
       variables: the parameters and, if trained beside them, an adapter or the virtual tokens of prompt tuning.
       data: the data that the run was trained on; None for a model from elsewhere.
+      beside: name -> tokenizer, of the adapters that are stacked in the collection `adapters` of the variables, in order.
       step: the training step at which the checkpoint was saved; 0 for a model from elsewhere.
       name: the model in a message: "checkpoint 100 of RUN", "the average of RUN: last 2, of the steps 90, 100", "the model of
         FOLDER".
@@ -41,6 +45,7 @@ class Restored:
     data: shards.DataDir | None
     step: int
     name: str
+    beside: dict[str, coder.Coder]
 
 
 def is_there(workdir: str) -> bool:
@@ -53,18 +58,22 @@ def check_run(config: Config, word: str) -> None:
         raise ConfigError(f"no run in {config.workdir}: jaxlm train {word} makes one there")
 
 
-def restore(config: Config, checkpoint: str, readers: Sequence[origin.Reader] = ()) -> Restored:
+def restore(
+    config: Config, checkpoint: str, readers: Sequence[origin.Reader] = (), words: Sequence[str] = ()
+) -> Restored:
     """Restores the model in `config.workdir` from a checkpoint ("latest", "best" or a step), or by one of `readers`.
 
-    Model settings that are "auto" get the values that suit this machine. `readers` are those of `origin.open`.
+    Model settings that are "auto" get the values that suit this machine. `readers` are those of `origin.open`. `words`:
+    LoRA adapters of the model that are not merged into it, each NAME=RUN or NAME=FOLDER of PEFT.
 
     Raises:
-      ConfigError: there is no such checkpoint.
+      ConfigError: there is no such checkpoint, or an adapter is no LoRA of this model.
       RunError: the checkpoint is damaged, or a model from elsewhere has a weight that is not finite.
     """
     workdir = config.workdir
     source = origin.open(workdir, checkpoint, readers)
     check_same_model(pathlib.Path(workdir), config.model)
+    beside = _beside(source, words, readers)
     # A new mesh, since the run's own may need more devices than this machine has.
     all_devices = MeshConfig(data=1, fsdp=-1, tensor=1, context=1)
     mesh = processes.start(config.hardware, config.distributed, all_devices, config.model.dtype)
@@ -75,6 +84,9 @@ def restore(config: Config, checkpoint: str, readers: Sequence[origin.Reader] = 
     abstract = models.abstract_params(model)
     params = source.params(abstract, sharding.tree_shardings(abstract, models.logical_axes(model), mesh))
     variables = {"params": params} | jax.device_put(source.trained(), sharding.replicated(mesh))
+    if beside:
+        stacked = adapters.stacked([(other.adapter, other.trained()) for other in beside.values()])
+        variables["adapters"] = jax.device_put(stacked, sharding.replicated(mesh))
     if source.adapter:
         model = source.adapter.attach(model)
     if data is None and (bad := digest.look(variables)[1]):  # a run never saves such weights
@@ -84,4 +96,26 @@ def restore(config: Config, checkpoint: str, readers: Sequence[origin.Reader] = 
     name = f"the model of {workdir}" if step is None else f"checkpoint {step} of {workdir}"
     if config_files.averaged(workdir) and (starts := ledger.read(pathlib.Path(workdir))["starts"]):
         name = starts[0]["ended"]["why"]  # of which steps it is an average
-    return Restored(mesh, model, variables, source.tokenizer(), data, int(step or 0), name)
+    tokenizers = {name: other.tokenizer() for name, other in beside.items()}
+    return Restored(mesh, model, variables, source.tokenizer(), data, int(step or 0), name, tokenizers)
+
+
+def _beside(base: origin.Origin, words: Sequence[str], readers: Sequence[origin.Reader]) -> dict[str, origin.Origin]:
+    """Opens the adapters in `words`; see `restore`."""
+    if len(words) > MOST_BESIDE:
+        raise ConfigError(f"{len(words)} adapters: at most {MOST_BESIDE} can be beside a model; leave some out")
+    opened, home = dict[str, origin.Origin](), base.provenance["path"]
+    for word in words:
+        name, _, path = word.partition("=")
+        if not name or not path or name in opened:
+            raise ConfigError(f"{word!r} is no adapter: write NAME=RUN or NAME=FOLDER, each name once")
+        folder, step = config_files.at_step(path)
+        other = origin.open(folder, step or "latest", readers, merge=False)
+        if not other.adapter or other.adapter.settings.kind != "lora" or other.adapter.row_ids:
+            raise ConfigError(f"{path} is not LoRA alone, without rows of the embedding: serve it by itself")
+        if other.digest() != base.digest():
+            raise ConfigError(
+                f"{path} is an adapter of another base than {home}: serve it beside its own, or by itself"
+            )
+        opened[name] = other
+    return opened

@@ -26,9 +26,11 @@ _TOKENS = 2048  # of each source's held-out text, about
 Figures = dict[str, tuple[float, np.ndarray]]  # source -> (bits per byte, the likeliest token at each place)
 
 
-def restore(config: Config, checkpoint: str, readers: Sequence[origin.Reader] = ()) -> model.Restored:
+def restore(
+    config: Config, checkpoint: str, readers: Sequence[origin.Reader] = (), words: Sequence[str] = ()
+) -> model.Restored:
     """Does what `model.restore` does; with `sample.weights=int8` quantises the weights, and prints what that costs."""
-    restored = model.restore(config, checkpoint, readers)
+    restored = model.restore(config, checkpoint, readers, words)
     if config.sample.weights == "float":
         return restored
     texts = _texts(restored, config)

@@ -12,9 +12,11 @@ import dataclasses
 import math
 import re
 import zlib
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxlm.config import AdapterConfig, ConfigError
 from jaxlm.devices import tree
@@ -107,6 +109,28 @@ class Adapter:
 def of(settings: AdapterConfig, row_ids: tuple[int, ...]) -> Adapter | None:
     """Returns the adapter of a config; None if all parameters are trained. `row_ids` may be in any order."""
     return Adapter(settings, tuple(sorted(set(row_ids)))) if settings.kind != "none" else None
+
+
+def stacked(parts: Sequence[tuple[Adapter, Variables]]) -> dict:
+    """Returns the collection `lora` of several adapters in one, on the host: their ranks side by side, the scale in B.
+
+    With a table `lora_mask` beside each pair of factors, float32 (N + 1, all ranks): row n has ones in the ranks of adapter n,
+    from 1, and row 0 none. A step replaces it by the batch rows' own.
+    """
+    each = [dict(tree.named_leaves(variables["lora"])) for _, variables in parts]
+    rank = max(factor.shape[-1] for leaves in each for name, factor in leaves.items() if name.endswith("lora_a"))
+    mask = np.kron(np.eye(len(parts) + 1, len(parts), -1), np.ones(rank)).astype(np.float32)
+    factors = {}
+    for name, like in (item for leaves in each for item in leaves.items()):
+        axis = like.ndim - 1 if name.endswith("lora_a") else 0
+        factors[name] = np.zeros((*like.shape[:axis], len(parts) * rank, *like.shape[axis + 1 :]), np.float32)
+        factors[f"{name[:-1]}mask"] = mask
+        ranks = np.moveaxis(factors[name], axis, 0)
+        for place, ((adapter, _), leaves) in enumerate(zip(parts, each, strict=True)):
+            if name in leaves:
+                own = np.moveaxis(leaves[name], axis, 0) * (1 if axis else adapter.settings.scale)
+                ranks[place * rank : place * rank + len(own)] = own
+    return tree.nested(factors.items())
 
 
 def merge(params: dict, variables: Variables, adapter: Adapter) -> dict:

@@ -88,6 +88,7 @@ class Weights(typing.NamedTuple):
         shape if the calling module has it in the collection `packed`.
       bias: (*out); None for no bias.
       lora: the factors (*in, rank) and (rank, *out), whose product is added to the kernel (arXiv:2106.09685); None for none.
+        Perhaps a third, (B, rank): the ranks that each row of the batch has, of several adapters side by side.
     """
 
     kernel: jax.Array | Coded | jax.ShapeDtypeStruct
@@ -120,7 +121,8 @@ class Linear(nn.Module):
         if self.bias_shape is not None:
             bias = parameter(self, "bias", nn.initializers.zeros, self.bias_shape).astype(self.dtype)
         if self.has_variable("lora", "lora_a"):
-            factors = tuple(self.get_variable("lora", name).astype(self.dtype) for name in ("lora_a", "lora_b"))
+            names = ("lora_a", "lora_b", "lora_mask")[: 3 if self.has_variable("lora", "lora_mask") else 2]
+            factors = tuple(self.get_variable("lora", name).astype(self.dtype) for name in names)
         return Weights(kernel, bias, factors)
 
 
@@ -200,9 +202,13 @@ def project(
     if adapted:
         axes = x.ndim - 2
         x = dropout(x, module.lora_dropout, module.make_rng("lora") if module.has_rng("lora") else None)
-        # One product of x with all LoRA factors A.
-        inner = lora_down(x, jnp.concatenate([weights[place].lora[0] for place in adapted], axis=-1), axes)
-        for place, low in zip(adapted, jnp.split(inner, len(adapted), axis=-1), strict=True):
+        factors = [weights[place].lora for place in adapted]
+        if len(factors[0]) == 3:  # of several adapters: one product with all A would copy them in every step
+            lows = [lora_down(x, a, axes) * mask_BxR[:, None] for a, _, mask_BxR in factors]
+        else:
+            inner = lora_down(x, jnp.concatenate([a for a, _ in factors], axis=-1), axes)
+            lows = jnp.split(inner, len(adapted), axis=-1)
+        for place, low in zip(adapted, lows, strict=True):
             # Without the barrier XLA stores both terms for the backward pass, instead of their sum.
             ys[place] = jax.lax.optimization_barrier(ys[place] + lora_up(low, weights[place].lora[1]))
     return [y if w.bias is None else y + w.bias for y, w in zip(ys, weights, strict=True)]

@@ -1,5 +1,6 @@
-"""Turns the batcher's updates into OpenAI's objects: the text of each answer, its log-probabilities, its end."""
+"""Turns the batcher's updates into OpenAI's objects: the text of each answer, its log-probabilities, its end; vectors."""
 
+import base64
 import codecs
 import dataclasses
 import secrets
@@ -7,10 +8,13 @@ import time
 import typing
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.data.tokenizer.stop_strings import Text
 from jaxlm.models.decode.schedule import Token, Update
 from jaxlm.serve.requests import Prompt, Request
+from jaxlm.serve.tools import Calls, joined
 
 
 class Names:
@@ -42,14 +46,20 @@ class Placed(typing.NamedTuple):
 
 @dataclasses.dataclass
 class Delta:
-    """What is new in an answer: text, tokens with their log-probabilities, how it ended ("stop", "length" or None)."""
+    """What is new in an answer: text, tokens with their log-probabilities, how it ended, deltas of calls of tools.
+
+    `ended` is OpenAI's `finish_reason`: "stop", "length", "tool_calls" or None.
+    """
 
     text: str = ""
     placed: list[Placed] = dataclasses.field(default_factory=list)
     ended: str | None = None
+    calls: list[dict[str, typing.Any]] = dataclasses.field(default_factory=list)
+    pooled: np.ndarray | None = None
 
     def __add__(self, other: "Delta") -> "Delta":
-        return Delta(self.text + other.text, self.placed + other.placed, other.ended or self.ended)
+        ended, pooled = other.ended or self.ended, self.pooled if other.pooled is None else other.pooled
+        return Delta(self.text + other.text, self.placed + other.placed, ended, self.calls + other.calls, pooled)
 
 
 class Answer:
@@ -57,7 +67,9 @@ class Answer:
 
     def __init__(self, tokenizer: Coder, names: Names, request: Request, prompt: Prompt):
         self._tokenizer, self._names, self._prompt, self._echo = tokenizer, names, prompt, request.echo
-        self._text = Text(tokenizer, request.stops)
+        spelled = [piece for piece in tokenizer.controls if request.form and any(piece in s for s in request.form)]
+        self._text = Text(tokenizer, request.stops, spelled)
+        self._calls = Calls(request.form) if request.form else None
         self._places = codecs.getincrementaldecoder("utf-8")("replace")
         self._at = self._shown = 0  # characters: before the next token; returned so far
         self._waiting: list[Placed] = []
@@ -79,7 +91,11 @@ class Answer:
         if update.ended or self._text.stopped is not None:
             self.ended = update.ended if self._text.stopped is None else "stop"
         self._shown += len(text)
-        return Delta(text, self._sure(), self.ended)
+        calls = []
+        if self._calls:
+            text, calls = self._calls.feed(text, bool(self.ended))
+            self.ended = "tool_calls" if self.ended == "stop" and self._calls.told else self.ended
+        return Delta(text, self._sure(), self.ended, calls, update.pooled)
 
     def _echoed(self, prompt: Sequence[Token]) -> str:
         """Queues the prompt's visible tokens; returns their text. The first of them has no log-probability."""
@@ -114,8 +130,16 @@ class Writer:
         self._created = int(time.time())
 
     def whole(self, deltas: Sequence[Delta], usage: dict[str, int]) -> dict[str, typing.Any]:
+        if self._request.embeds:
+            vectors = ({"embedding": self._embedded(delta.pooled)} for delta in deltas)
+            data = [{"object": "embedding", "index": index, **vector} for index, vector in enumerate(vectors)]
+            return {"object": "list", "data": data, "model": self._model, "usage": usage}
         kind = "chat.completion" if self._request.chat else "text_completion"
         return self._object(kind, [self._choice(*one, "message") for one in enumerate(deltas)]) | {"usage": usage}
+
+    def _embedded(self, pooled_D: np.ndarray) -> list[float] | str:
+        vector_D = (pooled_D / np.linalg.norm(pooled_D)).astype("<f4")
+        return vector_D.tolist() if self._request.embeds == "float" else base64.b64encode(vector_D.tobytes()).decode()
 
     def opening(self, index: int) -> dict[str, typing.Any]:
         delta = {"role": "assistant", "content": "", "refusal": None}
@@ -142,9 +166,12 @@ class Writer:
             logprobs = self._of_chat(delta.placed) if self._request.chat else self._of_completion(delta.placed)
         content: dict[str, typing.Any] = {"text": delta.text}
         if self._request.chat and key == "message":
-            content = {key: {"role": "assistant", "content": delta.text, "refusal": None}}
+            text = None if delta.calls and not delta.text.strip() else delta.text
+            content = {key: {"role": "assistant", "content": text, "refusal": None}}
         elif self._request.chat:
-            content = {key: {"content": delta.text} if delta.text or delta.placed else {}}
+            content = {key: {"content": delta.text} if delta.text or (delta.placed and not delta.calls) else {}}
+        if delta.calls:
+            content[key]["tool_calls"] = delta.calls if key == "delta" else joined(delta.calls)
         return {"index": index, **content, "logprobs": logprobs, "finish_reason": delta.ended}
 
     def _of_completion(self, placed: Sequence[Placed]) -> dict[str, typing.Any]:

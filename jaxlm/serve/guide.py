@@ -12,9 +12,9 @@ from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.serve.body import Refused
 
 # On one line, spaced as in text: with free white space, a small model may write nothing else.
-_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _MOST_SCHEMA = 2**16  # bytes: reading a schema blocks all other requests
-_MISSING = "response_format needs the library llguidance on the server: pip install llguidance"
+_MISSING = "needs the library llguidance on the server: pip install llguidance"
 
 
 class Guides:
@@ -23,28 +23,36 @@ class Guides:
     def __init__(self, tokenizer: Coder, vocab_size: int, ends: Sequence[int]):
         self._made_of, self._ends, self._lock = (tokenizer, vocab_size), [*ends], threading.Lock()
 
-    def of_schema(self, schema: dict[str, typing.Any]) -> Callable[[], "Guide"]:
-        """Returns a function that makes a new row's guide by a JSON schema. Raises Refused if the schema can't be followed."""
-        llguidance, text = _library(), json.dumps(schema)
-        if len(text) > _MOST_SCHEMA:
-            says = f"this JSON schema has {len(text):,} bytes, and at most {_MOST_SCHEMA:,} are read: shorten it"
-            raise Refused(says, param="response_format")
+    def of_schema(self, schema: dict[str, typing.Any], param: str = "response_format") -> Callable[[], "Guide"]:
+        """Returns a function that makes a new row's guide by a JSON schema. Raises Refused if the schema can't be followed.
+
+        `param`: the key of the body that has the schema.
+        """
+        return self.of_grammar(f"start: %json {json.dumps(schema | {'x-guidance': FORM})}", param)
+
+    def of_grammar(self, grammar: str, param: str) -> Callable[[], "Guide"]:
+        """The same by a grammar in llguidance's Lark."""
+        llguidance = _library(param)
+        if len(grammar) > _MOST_SCHEMA:
+            says = (
+                f"{param} has {len(grammar):,} bytes of JSON schema, and at most {_MOST_SCHEMA:,} are read: shorten it"
+            )
+            raise Refused(says, param=param)
         try:
-            grammar = llguidance.LLMatcher.grammar_from_json_schema(text, overrides=_FORM)
             with self._lock:
                 tokens = self._tokens
             wrong, reasons = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, tokens)
         except ValueError as error:
             wrong, reasons = True, [str(error)]
         if wrong:
-            raise Refused(f"this JSON schema can't be followed: {_first(reasons)}", param="response_format")
+            raise Refused(f"{param} has a JSON schema that can't be followed: {_first(reasons)}", param=param)
         whole = llguidance.LLMatcher(tokens, grammar)
         words = -(-self._made_of[1] // 32)
         return lambda: Guide(whole.deep_copy(), words)
 
     @functools.cached_property
     def _tokens(self) -> typing.Any:
-        llguidance = _library()
+        llguidance = _library("response_format")
         wrapped = llguidance.TokenizerWrapper(_Pieces(*self._made_of, self._ends[0]))
         return llguidance.LLTokenizer(wrapped, n_vocab=len(wrapped.tokens), eos_token=self._ends)
 
@@ -74,8 +82,10 @@ class _Pieces:
 
     def __init__(self, tokenizer: Coder, vocab_size: int, end: int):
         pieces = tokenizer.piece_bytes()[:vocab_size]
-        self.tokens = pieces + [b""] * (vocab_size - len(pieces))
-        self.special_token_ids = [i for i, raw in enumerate(self.tokens) if not raw]
+        pieces += [b""] * (vocab_size - len(pieces))
+        self.special_token_ids = [i for i, raw in enumerate(pieces) if not raw]
+        # Each control token needs a name of its own: else a grammar that allows one of them, `<[id]>`, allows all.
+        self.tokens = [raw or b"<|%d|>" % i for i, raw in enumerate(pieces)]
         self.eos_token_id = end
         self._tokenizer, self._ids = tokenizer, {raw: i for i, raw in reversed([*enumerate(pieces)]) if raw}
         self._longest = max(map(len, pieces))
@@ -95,11 +105,11 @@ class _Pieces:
         return ids
 
 
-def _library() -> typing.Any:
+def _library(param: str) -> typing.Any:
     try:
         import llguidance
     except ImportError:
-        raise Refused(_MISSING, status=501, param="response_format") from None
+        raise Refused(f"{param} {_MISSING}", status=501, param=param) from None
     return llguidance
 
 

@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 import typing
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 from sse_starlette import EventSourceResponse
 from starlette.applications import Starlette
@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jaxlm.config import ConfigError, RunError
 from jaxlm.data.chats import chat
+from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.devices.processes import say
 from jaxlm.models.decode.schedule import Ask, Ticket, Update
 from jaxlm.serve import answers
@@ -165,21 +166,23 @@ class Flight:
 
 
 class Server:
-    """Answers over HTTP with one model.
+    """Answers over HTTP with one model, and adapters beside it.
 
     Args:
-      name: what clients call the model; what they send as `model` is ignored.
+      readers: by the names that clients send as `model`: the model's, then the adapters'. Without adapters any name will do.
       key: what clients must show as `Authorization: Bearer KEY`; "" for nothing.
     """
 
-    def __init__(self, name: str, batcher: Batcher, reader: Reader, limits: Limits = Limits(), key: str = ""):
-        self.name, self._batcher, self._reader, self._limits, self._key = name, batcher, reader, limits, key
-        self.metrics, self._names, self._began = Metrics(), answers.Names(reader.tokenizer), int(time.time())
+    def __init__(self, readers: Mapping[str, Reader], batcher: Batcher, limits: Limits = Limits(), key: str = ""):
+        self.name, self._reader = next(iter(readers.items()))
+        self._readers, self._batcher, self._limits, self._key = readers, batcher, limits, key
+        self.metrics, self._names, self._began = Metrics(), answers.Names(self._reader.tokenizer), int(time.time())
 
     def app(self) -> ASGIApp:
         posts = {
-            "/v1/completions": functools.partial(self._answered, read=self._reader.completion),
-            "/v1/chat/completions": functools.partial(self._answered, read=self._reader.chat),
+            "/v1/completions": functools.partial(self._answered, read="completion"),
+            "/v1/chat/completions": functools.partial(self._answered, read="chat"),
+            "/v1/embeddings": functools.partial(self._answered, read="embeddings"),
             "/tokenize": self._tokenize,
             "/detokenize": self._detokenize,
         }
@@ -219,12 +222,15 @@ class Server:
 
         return endpoint
 
-    async def _answered(self, http: HttpRequest, read: Callable[[dict], Request]) -> Response:
+    async def _answered(self, http: HttpRequest, read: str) -> Response:
+        """Answers by the method `read` of the reader of the model that is asked for."""
         body = await self._body(http)
+        name = self.name if len(self._readers) == 1 else self._known(body.get("model") or self.name)
         deadline = asyncio.get_running_loop().time() + self._limits.seconds
-        request = await asyncio.to_thread(read, body)  # a long prompt, or a grammar, takes a while
+        make = getattr(self._readers[name], read)
+        request = await asyncio.to_thread(make, body)  # a long prompt, or a grammar, takes a while
         flight = Flight(self._batcher, self.metrics, request.asks, self._limits.window)
-        writer = answers.Writer(self._names, request, self.name)
+        writer = answers.Writer(self._names, request, name)
         if request.stream:
             return _Stream(flight, self._events(flight, request, writer, deadline))
         try:
@@ -246,7 +252,7 @@ class Server:
             for number in range(len(each) if request.chat else 0):
                 yield _event(writer.opening(number))
             async for number, delta in self._deltas(flight, each, deadline):
-                if delta.text or delta.placed or delta.ended:
+                if delta.text or delta.placed or delta.calls or delta.ended:
                     yield _event(writer.piece(number, delta))
             if request.include_usage:
                 yield _event(writer.usage(answers.usage(request, each)))
@@ -291,24 +297,23 @@ class Server:
         tokenizer = self._reader.tokenizer
         named = {i: piece for piece, i in tokenizer.controls.items()}
         bos = named.get(tokenizer.opening[-1]) if tokenizer.opening else None
-        info = {"eos_token": named.get(tokenizer.eos_id), "bos_token": bos, "chat_template": self._template()}
+        info = {"eos_token": named.get(tokenizer.eos_id), "bos_token": bos, "chat_template": _template(tokenizer)}
         return JSONResponse(info)
 
-    def _template(self) -> str | None:
-        try:
-            return chat.template(self._reader.tokenizer)
-        except ConfigError:
-            return None
-
     async def _models(self, request: HttpRequest) -> Response:
-        model = {"id": self.name, "object": "model", "created": self._began, "owned_by": "jaxlm"}
-        model |= {"max_model_len": self._reader.context, "chat_template": self._template() is not None}
+        models, shared = {}, {"object": "model", "created": self._began, "owned_by": "jaxlm"}
+        for name, reader in self._readers.items():
+            own = {"max_model_len": reader.context, "chat_template": _template(reader.tokenizer) is not None}
+            models[name] = {"id": name, **shared, **own, "parent": self.name if name != self.name else None}
         wanted = request.path_params.get("name")
-        if wanted is None:
-            return JSONResponse({"object": "list", "data": [model]})
-        if wanted != self.name:
-            raise Refused(f"no model {wanted!r}: here is {self.name}", 404, param="model", code="model_not_found")
-        return JSONResponse(model)
+        return JSONResponse(models[self._known(wanted)] if wanted else {"object": "list", "data": [*models.values()]})
+
+    def _known(self, name: typing.Any) -> str:
+        """Returns the name of a model. Raises Refused if it is not served here."""
+        if not isinstance(name, str) or name not in self._readers:
+            says = f"no model {name!r:.100}: here is {', '.join(self._readers)}"
+            raise Refused(says, 404, param="model", code="model_not_found")
+        return name
 
     async def _health(self, request: HttpRequest) -> Response:
         if why := self._batcher.stats().down:
@@ -399,6 +404,13 @@ async def _unless_gone(request: HttpRequest, work: typing.Coroutine) -> typing.A
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _template(tokenizer: Coder) -> str | None:
+    try:
+        return chat.template(tokenizer)
+    except ConfigError:
+        return None
 
 
 def _refusal(refused: Refused, request: HttpRequest | None = None) -> Response:

@@ -2,29 +2,33 @@
 
 import dataclasses
 import functools
+import json
 import secrets
 import typing
 from collections.abc import Callable, Mapping, Sequence
 
 from jaxlm.config import ConfigError
 from jaxlm.data.chats import chat
+from jaxlm.data.chats.records import Absent
 from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.data.tokenizer.ids import document, opened
 from jaxlm.models.decode.schedule import Ask
 from jaxlm.serve.body import Fields, Refused, shown
 from jaxlm.serve.guide import Guides
+from jaxlm.serve.tools import Form, Tools, is_call
 
 COMPLETION_TOKENS = 16  # of a completion without a limit, as OpenAI's
 MOST_STOPS, MOST_TOP = 16, 20
+MOST_INPUTS = 2048  # of /v1/embeddings, as OpenAI's
 # Keys that change nothing in an answer here.
 _IGNORED = (
     *("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-    *("parallel_tool_calls", "reasoning_effort", "verbosity"),
+    *("reasoning_effort", "verbosity"),
 )
 _MOST_BYTES = 32  # of a token on the average: a few tokens of some vocabularies are long rows of spaces
-_NO_PENALTY = {"presence_penalty": (0,), "frequency_penalty": (0,)}
-_NO_TOOLS = {"tools": ([],), "functions": ([],), "tool_choice": ("none", "auto"), "function_call": ("none", "auto")}
-_NO_TOOLS |= {"modalities": (["text"],), "audio": (), "prediction": (), "web_search_options": ()}
+_OTHER = {"modalities": (["text"],), "audio": (), "prediction": (), "web_search_options": ()}
+_OTHER |= {"functions": ([],), "function_call": ("none", "auto")}  # before tools and tool_choice
+_PENALTIES = (("presence", 0.0, -2, 2), ("frequency", 0.0, -2, 2), ("repetition", 1.0, 0.01, 100))  # default, range
 
 
 class Prompt(typing.NamedTuple):
@@ -44,6 +48,8 @@ class Request:
       include_usage: True if a stream ends with the numbers of tokens.
       logprobs: how many of the likeliest tokens are given with each token; None for no log-probabilities.
       echo: True if an answer begins with its prompt.
+      form: how calls of tools are written in the answers; None if they have none.
+      embeds: "float" or "base64" if vectors are asked for, not answers.
     """
 
     chat: bool
@@ -55,6 +61,8 @@ class Request:
     include_usage: bool
     logprobs: int | None
     echo: bool
+    form: Form | None = None
+    embeds: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +75,7 @@ class Reader:
       guides: makes the guides that keep answers in the form of `response_format`.
       most_prompt: the most tokens of a prompt; 0: `context`.
       most_answers: the most answers of one request: its prompts times `n`.
+      adapter: see `Ask`.
     """
 
     tokenizer: Coder
@@ -76,6 +85,7 @@ class Reader:
     guides: Guides
     most_prompt: int = 0
     most_answers: int = 256
+    adapter: int = 0
 
     def completion(self, body: Mapping[str, typing.Any]) -> Request:
         """Returns the request of a body of /v1/completions. Raises Refused for a wrong key or value."""
@@ -105,9 +115,28 @@ class Reader:
         older = fields.number("max_tokens", int, None, 1)
         n = fields.number("n", int, 1, 1)
         self._check_answers(n)
-        fields.unsupported(_NO_TOOLS, "this server writes text alone")
-        prompts, limit = [self._conversation(messages)], older if newer is None else newer
-        return self._request(fields, prompts, n, limit, self.context, logprobs=logprobs, chat=True)
+        fields.unsupported(_OTHER, "this server writes text, and calls of tools")
+        tools = Tools(fields, self.tokenizer)
+        prompts, limit = [self._conversation(messages, tools.given)], older if newer is None else newer
+        return self._request(fields, prompts, n, limit, self.context, logprobs=logprobs, tools=tools)
+
+    def embeddings(self, body: Mapping[str, typing.Any]) -> Request:
+        """Returns the request of a body of /v1/embeddings. Raises Refused for a wrong key or value."""
+        fields = Fields(body)
+        texts = _prompts(fields.required("input", "the text to embed"), "input")
+        embeds = fields.take("encoding_format", str, "float")
+        fields.ignore(("model", "user"))
+        fields.unsupported({"dimensions": ()}, "vectors have the model's width")
+        fields.end()
+        if embeds not in ("float", "base64"):
+            raise Refused(f"encoding_format must be float or base64, not {shown(embeds)}", param="encoding_format")
+        if len(texts) > MOST_INPUTS or not all(texts):
+            raise Refused(f"input must be at most {MOST_INPUTS} texts, none of them empty", param="input")
+        prompts = tuple(self._prompt(text, "input") for text in texts)
+        for prompt in prompts:
+            self._room(prompt, 1)
+        asks = tuple(Ask((*prompt.ids, prompt.ids[-1]), 0, pools=True, adapter=self.adapter) for prompt in prompts)
+        return Request(False, prompts, asks, 1, (), False, False, None, False, embeds=embeds)
 
     def tokenize(self, body: Mapping[str, typing.Any]) -> tuple[int, ...]:
         """Returns the ids of a body of /tokenize: of `prompt`, or of `messages` as the model reads them. Raises Refused.
@@ -141,18 +170,18 @@ class Reader:
             raise Refused(f"tokens has {len(ids):,} ids: give at most {self.context:,}", param="tokens")
         return self.tokenizer.decode([i for i in self._sound(ids, "tokens") if i < self.tokenizer.vocab_size])
 
-    def _prompt(self, text: str | list[int]) -> Prompt:
+    def _prompt(self, text: str | list[int], param: str = "prompt") -> Prompt:
         if isinstance(text, str):
-            self._check_size([text], "prompt")
+            self._check_size([text], param)
             ids, hidden = document(self.tokenizer, text), len(self.tokenizer.opening)
         else:
-            ids = opened(self.tokenizer, self._sound(text, "prompt"))
+            ids = opened(self.tokenizer, self._sound(text, param))
             hidden = len(ids) - len(text)
         if not ids:
             raise Refused("prompt is empty, and this model has no start token: give some text", param="prompt")
         return Prompt(tuple(ids), hidden)
 
-    def _conversation(self, messages: list[dict[str, str]]) -> Prompt:
+    def _conversation(self, messages: list[dict[str, typing.Any]], tools: list | None = None) -> Prompt:
         try:
             chat.template(self.tokenizer)
         except ConfigError:
@@ -162,9 +191,11 @@ class Reader:
                 param="messages",
                 code="no_chat_template",
             ) from None
-        self._check_size([message["content"] for message in messages], "messages")
+        self._check_size([message.get("content") or "" for message in messages], "messages")
+        if called := [*(tools or ()), *(m["tool_calls"] for m in messages if "tool_calls" in m)]:
+            self._check_size([json.dumps(called, ensure_ascii=False)], "tools")
         try:
-            ids = chat.ids(self.tokenizer, messages)
+            ids = chat.ids(self.tokenizer, messages, tools=tools)
         except ConfigError as error:
             raise Refused(str(error), param="messages") from None
         return Prompt(tuple(ids), len(ids))
@@ -200,20 +231,22 @@ class Reader:
         *,
         logprobs: int | None,
         echo: bool = False,
-        chat: bool = False,
+        tools: Tools | None = None,
     ) -> Request:
-        """Returns the request, from keys that both APIs share. `limit`: of new tokens; None: `default`, at most what fits."""
+        """Returns the request, from keys that both APIs share. `limit`: of new tokens; None: `default`, at most what fits.
+
+        `tools`: None for /v1/completions.
+        """
         stops = _stops(fields.any("stop"))
         stream = fields.take("stream", bool, False)
         options = Fields(fields.take("stream_options", dict, {}))
         include_usage = options.take("include_usage", bool, False)
         options.ignore(("include_obfuscation",))
         options.end()
-        guide = self._guide(fields)
+        guide, form = self._guide(fields, tools), tools and tools.form
         settings = self._settings(fields)
         stop_ids = (*self.ends, *self._sound(fields.take("stop_token_ids", list, []), "stop_token_ids"))
         fields.ignore(("model", *_IGNORED))
-        fields.unsupported(_NO_PENALTY, "it must be 0; logit_bias can make single tokens less likely")
         fields.end()
         asks = []
         for prompt in prompts:
@@ -221,7 +254,8 @@ class Reader:
             for number in range(n):
                 own = settings | {"seed": (settings["seed"] + number) % 2**31, "guide": guide()}
                 asks.append(Ask(prompt.ids, new, **own, stop_ids=stop_ids, logprobs=logprobs, echo=echo))
-        return Request(chat, tuple(prompts), tuple(asks), n, stops, stream, include_usage, logprobs, echo)
+        chat = tools is not None
+        return Request(chat, tuple(prompts), tuple(asks), n, stops, stream, include_usage, logprobs, echo, form)
 
     def _settings(self, fields: Fields) -> dict[str, typing.Any]:
         seed = fields.take("seed", int)
@@ -229,8 +263,11 @@ class Reader:
             "temperature": fields.number("temperature", float, 1.0, 0, 2),
             "top_p": max(fields.number("top_p", float, 1.0, 0, 1), 1e-6),
             "top_k": fields.number("top_k", int, 0, 0),
+            "adapter": self.adapter,
             "seed": secrets.randbits(31) if seed is None else seed % 2**31,
             "bias": self._bias(fields.take("logit_bias", dict, {})),
+            "min_p": fields.number("min_p", float, 0.0, 0, 1),
+            "penalties": tuple(fields.number(f"{kind}_penalty", float, *rest) for kind, *rest in _PENALTIES),
         }
 
     def _bias(self, bias: dict[str, typing.Any]) -> dict[int, float]:
@@ -244,21 +281,14 @@ class Reader:
                 raise Refused(wrong, param="logit_bias")
         return {int(key): float(added) for key, added in bias.items()}
 
-    def _guide(self, fields: Fields) -> Callable[[], typing.Any]:
-        """Returns a function that makes a guide for each answer, by `response_format`; it returns None for plain text."""
-        form = fields.take("response_format", dict) or {"type": "text"}
-        if form.get("type") == "text":
-            return lambda: None
-        schema = {"type": "object"} if form.get("type") == "json_object" else None
-        if form.get("type") == "json_schema" and isinstance(form.get("json_schema"), dict):
-            schema = form["json_schema"].get("schema")
-        if not isinstance(schema, dict):
-            raise Refused(
-                'response_format must be {"type": "text"}, {"type": "json_object"} or '
-                '{"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}',
-                param="response_format",
-            )
-        return self.guides.of_schema(schema)
+    def _guide(self, fields: Fields, tools: Tools | None) -> Callable[[], typing.Any]:
+        """Returns a function that makes a guide for each answer, by schemas; it returns None for plain text."""
+        schema = _schema(fields.take("response_format", dict) or {"type": "text"})
+        if tools and tools.form:
+            for name, of_arguments in tools.schemas.items():
+                self.guides.of_schema(of_arguments, f"tools: {name}")  # so that the refusal names the tool
+            return self.guides.of_grammar(tools.grammar(self.ends, schema), "tools")
+        return self.guides.of_schema(schema) if schema is not None else lambda: None
 
     def _room(self, prompt: Prompt, least: int) -> int:
         """Returns how many new tokens a prompt leaves room for. Raises Refused if these are less than `least`."""
@@ -273,18 +303,34 @@ class Reader:
         return self.context - length
 
 
+def _schema(form: dict[str, typing.Any]) -> dict[str, typing.Any] | None:
+    """Returns the JSON schema of a `response_format`; None for plain text."""
+    if form.get("type") == "text":
+        return None
+    schema = {"type": "object"} if form.get("type") == "json_object" else None
+    if form.get("type") == "json_schema" and isinstance(form.get("json_schema"), dict):
+        schema = form["json_schema"].get("schema")
+    if not isinstance(schema, dict):
+        raise Refused(
+            'response_format must be {"type": "text"}, {"type": "json_object"} or '
+            '{"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}',
+            param="response_format",
+        )
+    return schema
+
+
 def _too_long(message: str) -> Refused:
     return Refused(message, param="max_tokens", code="context_length_exceeded")
 
 
-def _prompts(value: typing.Any) -> list[str | list[int]]:
+def _prompts(value: typing.Any, param: str = "prompt") -> list[str | list[int]]:
     if isinstance(value, str) or (value and _is_ids(value)):
         return [value]
     if isinstance(value, list) and value and (all(isinstance(p, str) for p in value) or all(map(_is_ids, value))):
         return value
     raise Refused(
-        f"prompt must be a string, a list of strings, a list of ids, or a list of lists of ids, not {shown(value)}",
-        param="prompt",
+        f"{param} must be a string, a list of strings, a list of ids, or a list of lists of ids, not {shown(value)}",
+        param=param,
     )
 
 
@@ -303,24 +349,31 @@ def _stops(value: typing.Any) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _messages(value: typing.Any) -> list[dict[str, str]]:
+def _messages(value: typing.Any) -> list[dict[str, typing.Any]]:
     if not isinstance(value, list) or not value:
         raise Refused("messages must be a list of messages, at least one", param="messages")
     return [_message(message, f"messages[{number}]") for number, message in enumerate(value)]
 
 
-def _message(value: typing.Any, where: str) -> dict[str, str]:
+def _message(value: typing.Any, where: str) -> dict[str, typing.Any]:
     if not isinstance(value, dict) or not isinstance(value.get("role"), str):
         raise Refused(f"{where} must be an object with role and content", param=where)
     fields = Fields(value)
     role, content = fields.take("role", str), fields.any("content")
     fields.ignore(("name", "refusal", "annotations"))
-    fields.unsupported({"tool_calls": ([],), "function_call": (), "audio": ()}, "this server writes text alone")
+    fields.unsupported({"function_call": (), "audio": ()}, "this server writes text alone")
+    calls, of_call = fields.take("tool_calls", list) or [], fields.take("tool_call_id", str)
     fields.end()
+    if calls and (role != "assistant" or not all(map(is_call, calls))):
+        says = 'must be an assistant\'s {"id": ..., "function": {"name": ..., "arguments": "{...}"}}'
+        raise Refused(f"{where}.tool_calls {says}", param=where)
+    more = ({"tool_calls": calls} if calls else {}) | ({"tool_call_id": of_call} if of_call else {})
+    if content is None and calls:
+        return {"role": role, "content": Absent(), **more}
     if isinstance(content, list):
         if not all(isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str) for p in content):
             raise Refused(f"{where}.content has a part that is no text: the model reads text alone", param=where)
         content = "".join(part["text"] for part in content)
     if not isinstance(content, str):
         raise Refused(f"{where}.content must be a string or a list of text parts, not {shown(content)}", param=where)
-    return {"role": "system" if role == "developer" else role, "content": content}
+    return {"role": "system" if role == "developer" else role, "content": content, **more}

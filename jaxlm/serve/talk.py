@@ -220,6 +220,7 @@ class Voice:
     name: str
     batcher: Batcher
     talk: Conversation
+    adapter: int = 0
 
 
 class Reply:
@@ -246,8 +247,9 @@ class Reply:
         self.read, self.cached, self.tokens = len(ids), 0, 0
         self.first_s = self.seconds = 0.0
         self._began = time.monotonic()
-        drawing = (settings.temperature, settings.top_k, settings.top_p, seed)
-        self._ticket = voice.batcher.submit(Ask(ids, settings.max_new_tokens, *drawing, stop_ids=talk.ends), hear)
+        own = {name: getattr(settings, name) for name in ("temperature", "top_k", "top_p")}
+        ask = Ask(ids, settings.max_new_tokens, seed=seed, stop_ids=talk.ends, adapter=voice.adapter, **own)
+        self._ticket = voice.batcher.submit(ask, hear)
 
     def cancel(self) -> None:
         self._ticket.cancel()

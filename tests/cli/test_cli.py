@@ -31,7 +31,7 @@ def test_help_tells_the_exit_codes(capsys):
 TAKE_CONFIGS = [name for name, verb in verbs.VERBS.items() if verb.models != "only" and not verb.others]
 TARGETS = {
     **dict.fromkeys(("diff", "compare"), "RUN_A RUN_B"),
-    **dict.fromkeys(("eval", "serve"), "CONFIG|RUN|HF_DIR"),
+    "eval": "CONFIG|RUN|HF_DIR",
     "prepare": "DIR|CONFIG|RUN",
     **dict.fromkeys(("tokenize", "audit", "trace"), "CONFIG|RUN|DATA"),
     "import": "HF_DIR",
@@ -39,6 +39,7 @@ TARGETS = {
     "sample": "CONFIG|RUN|HF_DIR [PROMPT ...]",
     "arena": "CONTESTANT CONTESTANT ...",
     "chat": "CONFIG|RUN|HF_DIR [RUN_B ...]",
+    "serve": "CONFIG|RUN|HF_DIR [NAME=ADAPTER ...]",
 }
 
 

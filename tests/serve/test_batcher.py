@@ -246,9 +246,9 @@ def test_a_full_queue_counts_no_wait_twice():
         ended.release()
 
     for _ in range(2):
-        tickets = [one.submit(Ask((1,), 1, 0.0), slow) for _ in range(9)]
+        tickets = [one.submit(Ask((1,), 1, temperature=0.0), slow) for _ in range(9)]
         with pytest.raises(Busy) as error:
-            one.submit(Ask((1,), 1, 0.0), slow)
+            one.submit(Ask((1,), 1, temperature=0.0), slow)
         assert [ended.acquire(timeout=60) for _ in tickets] == [True] * 9
     one.close()
     assert 1 <= error.value.retry_after_s < 6  # 8 wait .1 s each; at the start 1 s each is assumed

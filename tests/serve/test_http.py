@@ -42,7 +42,7 @@ def batcher(coder):
 
 @pytest.fixture
 def url(coder, batcher):
-    with tiny_serve.running(http.Server("tiny", batcher, reader(coder)).app()) as url:
+    with tiny_serve.running(http.Server({"tiny": reader(coder)}, batcher).app()) as url:
         yield url
 
 
@@ -53,7 +53,7 @@ def refusing(coder):
     def never(ask):
         raise AssertionError("it was asked")
 
-    with tiny_serve.running(http.Server("tiny", tiny_serve.Scripted(never), reader(coder)).app()) as url:
+    with tiny_serve.running(http.Server({"tiny": reader(coder)}, tiny_serve.Scripted(never)).app()) as url:
         yield url
 
 
@@ -110,7 +110,7 @@ def test_several_prompts_of_every_kind_and_several_answers(client, batcher, code
 
 def test_more_answers_than_rows_wait_for_one_another(coder):
     batcher = tiny_serve.Scripted(say(coder, "a mat"), room=2)
-    with tiny_serve.running(http.Server("tiny", batcher, reader(coder)).app()) as url:
+    with tiny_serve.running(http.Server({"tiny": reader(coder)}, batcher).app()) as url:
         answer = httpx.post(f"{url}/v1/completions", json={"prompt": ["x"] * 9, "max_tokens": 50}, timeout=30).json()
     assert [choice["text"] for choice in answer["choices"]] == ["a mat"] * 9
 
@@ -170,11 +170,13 @@ def test_log_probabilities_in_the_form_of_chats(client, coder):
 def test_settings_reach_the_batcher(client, batcher, coder):
     client.completions.create(
         **{"model": "tiny", "prompt": "x", "temperature": 0.5, "top_p": 0.9, "seed": 3, "logit_bias": {"5": -100}},
-        **{"user": "me", "presence_penalty": 0, "extra_body": {"top_k": 4, "stop_token_ids": [9]}},
+        **{"user": "me", "presence_penalty": 0.5, "frequency_penalty": -2},
+        extra_body={"top_k": 4, "stop_token_ids": [9], "min_p": 0.1, "repetition_penalty": 1.2},
     )
     ask = batcher.asks[0]
     assert ask.stop_ids == (*chat.ends(coder), 9)
     assert (ask.temperature, ask.top_p, ask.top_k, ask.seed, ask.bias) == (0.5, 0.9, 4, 3, {5: -100.0})
+    assert (ask.min_p, ask.penalties) == (0.1, (0.5, -2.0, 1.2))
     assert (ask.max_new_tokens, ask.logprobs) == (16, None)
 
 
@@ -206,7 +208,9 @@ TALK = {"messages": [{"role": "user", "content": "x"}]}
         ("completions", FINE | {"logit_bias": {"3" * 5000: 1}}, "logit_bias", "no id"),
         ("completions", FINE | {"logit_bias": {"3": 101}}, "logit_bias", "from -100 to 100"),
         ("completions", FINE | {"stop_token_ids": [-1]}, "stop_token_ids", "no id"),
-        ("completions", FINE | {"presence_penalty": 0.5}, "presence_penalty", "not supported"),
+        ("completions", FINE | {"presence_penalty": 3}, "presence_penalty", "at least -2 and at most 2"),
+        ("completions", FINE | {"repetition_penalty": 0}, "repetition_penalty", "at least 0.01"),
+        ("completions", FINE | {"min_p": 2}, "min_p", "at least 0 and at most 1"),
         ("completions", FINE | {"best_of": 3}, "best_of", "not supported"),
         ("completions", FINE | {"response_format": {"type": "xml"}}, "response_format", "json_schema"),
         ("chat/completions", {}, "messages", "at least one"),
@@ -214,7 +218,7 @@ TALK = {"messages": [{"role": "user", "content": "x"}]}
         ("chat/completions", {"messages": [3]}, "messages[0]", "role and content"),
         ("chat/completions", {"messages": [{"role": "user"}]}, "messages[0]", "must be a string"),
         ("chat/completions", {"messages": [{"role": "robot", "content": "x"}]}, "messages", "refuses"),
-        ("chat/completions", TALK | {"tools": [{"type": "function"}]}, "tools", "text alone"),
+        ("chat/completions", TALK | {"tools": [{"type": "function"}]}, "tools[0]", "must be"),
         ("chat/completions", TALK | {"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
         ("chat/completions", TALK | {"max_tokens": 0}, "max_tokens", "at least 1"),
         ("chat/completions", TALK | {"prompt": "x"}, "prompt", "unknown key"),
@@ -301,7 +305,7 @@ def test_unknown_paths_and_methods(refusing):
 
 def test_a_full_server_says_when_to_come_again(coder):
     batcher = tiny_serve.Scripted(say(coder), room=0)
-    with tiny_serve.running(http.Server("tiny", batcher, reader(coder)).app()) as url:
+    with tiny_serve.running(http.Server({"tiny": reader(coder)}, batcher).app()) as url:
         for stream in (False, True):
             answer = httpx.post(f"{url}/v1/completions", json=FINE | {"stream": stream})
             assert (answer.status_code, answer.headers["Retry-After"]) == (429, "7")
@@ -310,7 +314,7 @@ def test_a_full_server_says_when_to_come_again(coder):
 
 def test_a_request_ends_in_time(coder):
     batcher = tiny_serve.Scripted(lambda ask: [7] * 200, pause=0.05)
-    server = http.Server("tiny", batcher, reader(coder), http.Limits(seconds=0.3))
+    server = http.Server({"tiny": reader(coder)}, batcher, http.Limits(seconds=0.3))
     with tiny_serve.running(server.app()) as url:
         answer = httpx.post(f"{url}/v1/completions", json=FINE | {"max_tokens": 100})
         assert (answer.status_code, answer.json()["error"]["code"]) == (408, "timeout")
@@ -328,7 +332,7 @@ def test_what_nobody_foresaw_is_said_and_counted(coder, batcher, capfd):
 
     ends = chat.ends(coder)
     broken = Broken(coder, coder.vocab_size, context=256, ends=ends, guides=Guides(coder, coder.vocab_size, ends))
-    with tiny_serve.running(http.Server("tiny", batcher, broken).app()) as url:
+    with tiny_serve.running(http.Server({"tiny": broken}, batcher).app()) as url:
         answer = httpx.post(f"{url}/v1/completions", json=FINE)
         assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
         assert "ZeroDivisionError: no such luck" in answer.json()["error"]["message"]
@@ -338,7 +342,7 @@ def test_what_nobody_foresaw_is_said_and_counted(coder, batcher, capfd):
 
 
 def test_a_server_whose_model_ended_is_not_healthy(coder, batcher):
-    with tiny_serve.running(http.Server("tiny", batcher, reader(coder)).app()) as url:
+    with tiny_serve.running(http.Server({"tiny": reader(coder)}, batcher).app()) as url:
         assert httpx.get(f"{url}/health").json() == {"status": "ok"}
         batcher.down = "MemoryError: no room"
         answer = httpx.get(f"{url}/health")
@@ -354,7 +358,7 @@ def test_a_row_that_fails_is_an_error_of_the_server(coder):
             tell(tiny_serve.Update((), ended="failed", why="the logits are not finite"))
             return tiny_serve.Row(self, ask, tell)
 
-    with tiny_serve.running(http.Server("tiny", Failing(fail), reader(coder)).app()) as url:
+    with tiny_serve.running(http.Server({"tiny": reader(coder)}, Failing(fail)).app()) as url:
         answer = httpx.post(f"{url}/v1/completions", json=FINE)
         assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
         with httpx.stream("POST", f"{url}/v1/completions", json=FINE | {"stream": True}) as stream:
@@ -366,7 +370,7 @@ def test_a_row_that_fails_is_an_error_of_the_server(coder):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_frees_its_row(coder, stream):
     batcher = tiny_serve.Scripted(lambda ask: [7] * 200, pause=0.05)
-    with tiny_serve.running(http.Server("tiny", batcher, reader(coder)).app()) as url:
+    with tiny_serve.running(http.Server({"tiny": reader(coder)}, batcher).app()) as url:
         host, port = url.removeprefix("http://").split(":")
         body = json.dumps(FINE | {"max_tokens": 200, "stream": stream, "n": 3}).encode()
         with socket.create_connection((host, int(port)), 5) as raw:
@@ -379,7 +383,7 @@ def test_a_client_that_leaves_frees_its_row(coder, stream):
 
 
 def test_a_key_is_asked_for(coder, batcher):
-    with tiny_serve.running(http.Server("tiny", batcher, reader(coder), key="sésame").app()) as url:
+    with tiny_serve.running(http.Server({"tiny": reader(coder)}, batcher, key="sésame").app()) as url:
         for header in ({}, {"Authorization": "Bearer sesame"}, {"Authorization": "sésame".encode()}):
             answer = httpx.post(f"{url}/v1/completions", json=FINE, headers=header)
             assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
@@ -391,7 +395,7 @@ def test_a_key_is_asked_for(coder, batcher):
 
 def test_a_model_without_a_template_says_what_to_do():
     coder = tiny_eval.scorer().tokenizer
-    with tiny_serve.running(http.Server("tiny", tiny_serve.Scripted(say(coder)), reader(coder)).app()) as url:
+    with tiny_serve.running(http.Server({"tiny": reader(coder)}, tiny_serve.Scripted(say(coder))).app()) as url:
         answer = httpx.post(f"{url}/v1/chat/completions", json=TALK)
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "no_chat_template")
         assert "/v1/completions" in answer.json()["error"]["message"]
@@ -428,7 +432,7 @@ def test_models_and_metrics(url, client):
 def test_no_other_page_may_read_answers(url, coder, batcher):
     answer = httpx.get(f"{url}/v1/models", headers={"Origin": "https://example.org"})
     assert "access-control-allow-origin" not in answer.headers
-    server = http.Server("tiny", batcher, reader(coder), http.Limits(here=True))
+    server = http.Server({"tiny": reader(coder)}, batcher, http.Limits(here=True))
     with tiny_serve.running(server.app()) as url:
         for host in ("localhost:80", "LOCALHOST", "127.0.0.1:8000", "127.0.0.2", "[::1]:8000", "[::1]"):
             assert httpx.get(f"{url}/v1/models", headers={"Host": host}).status_code == 200, host

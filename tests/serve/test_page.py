@@ -26,7 +26,7 @@ def server(says: str, pause: float = 0.0, chats: bool = True, key: str = ""):
     ends = chat.ends(coder)
     reader = Reader(coder, coder.vocab_size, 1024, ends, Guides(coder, coder.vocab_size, ends))
     batcher = tiny_serve.Scripted(lambda ask: [*coder.encode(says), coder.eos_id], pause)
-    return http.Server("tiny", batcher, reader, key=key).app(), batcher
+    return http.Server({"tiny": reader}, batcher, key=key).app(), batcher
 
 
 def say(shown: Browser, words: str) -> None:
@@ -89,7 +89,7 @@ def test_the_page_asks_for_no_more_than_there_is_room_for(tmp_path, chats):
     ends = (coder.eos_id,)
     reader = Reader(coder, coder.vocab_size, CONTEXT, ends, Guides(coder, coder.vocab_size, ends))
     batcher = tiny_serve.Scripted(lambda ask: itertools.repeat(coder.encode("sun")[0]))
-    with tiny_serve.running(http.Server("tiny", batcher, reader).app()) as url, browser(tmp_path) as shown:
+    with tiny_serve.running(http.Server({"tiny": reader}, batcher).app()) as url, browser(tmp_path) as shown:
         shown.show(url, 390)
         shown.until("document.title == 'tiny'")
         shown.value("text.value = 'the cat'; at('ask').requestSubmit()")

@@ -1,8 +1,10 @@
 """The server with a real model behind it: what it says is what the model says, and follows its schema."""
 
+import contextlib
 import functools
 import json
 import random
+import re
 
 import httpx
 import jax
@@ -37,7 +39,7 @@ def url(scorer):
     guides = Guides(scorer.tokenizer, vocab_size, ends)
     reader = Reader(scorer.tokenizer, vocab_size, scorer.model.config.max_seq_len, ends, guides)
     batcher = Batcher(scorer.model, scorer.variables, rows=4, chunk=16, shortest=128)
-    with tiny_serve.running(http.Server("tiny", batcher, reader).app()) as url:
+    with tiny_serve.running(http.Server({"tiny": reader}, batcher).app()) as url:
         yield url
     batcher.close()
 
@@ -102,6 +104,79 @@ def test_an_answer_follows_its_schema(client):
     for choice in found.choices:
         assert choice.finish_reason == "stop"
         jsonschema.validate(json.loads(choice.text), tiny_serve.SCHEMA)
+
+
+def test_embeddings_are_the_normalised_mean_of_the_last_hidden_states(client, scorer):
+    """In texts of one chunk and of several, also where a prefix of the text is cached; as numbers and as base64."""
+    texts = ["the cat", "on a mat", "seven green hills and " * 5]
+    client.completions.create(model="tiny", prompt=texts[2], max_tokens=1)
+    ids = [document(scorer.tokenizer, text) for text in texts]
+    model, variables = scorer.model, scorer.variables
+    forward = tiny_models.jit(lambda row: model.apply(variables, row)[0])
+    for asked in (texts, [scorer.tokenizer.encode(text) for text in texts]):
+        plain = client.embeddings.create(model="tiny", input=asked, encoding_format="float")
+        coded = client.embeddings.create(model="tiny", input=asked)  # the client asks for base64
+        for number, (one, other) in enumerate(zip(plain.data, coded.data, strict=True)):
+            hidden_TxD = np.asarray(forward(np.asarray([ids[number]], np.int32)), np.float32)
+            mean_D = hidden_TxD.mean(axis=0)
+            np.testing.assert_allclose(one.embedding, mean_D / np.linalg.norm(mean_D), atol=1e-5)
+            assert np.abs(hidden_TxD[-1] / np.linalg.norm(hidden_TxD[-1]) - one.embedding).max() > 1e-3
+            assert other.embedding == one.embedding
+            assert (one.index, one.object) == (number, "embedding")
+        assert plain.usage.prompt_tokens == plain.usage.total_tokens == sum(map(len, ids))
+    assert client.embeddings.create(model="tiny", input="the cat").data[0].embedding == coded.data[0].embedding
+
+
+def test_a_client_that_leaves_ends_its_embeddings(url):
+    def busy() -> bool:
+        return "jaxlm_rows_busy 0" not in (text := httpx.get(f"{url}/metrics").text) or "jaxlm_queue 0" not in text
+
+    with contextlib.suppress(httpx.ReadTimeout):
+        httpx.post(f"{url}/v1/embeddings", json={"input": ["seven green hills and " * 5] * 2048}, timeout=0.5)
+    tiny_serve.until(lambda: not busy(), 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"input": ""}, "none of them empty"),
+        ({"input": ["a", ""]}, "none of them empty"),
+        ({"input": [[3], []]}, "none of them empty"),
+        ({"input": []}, "input must be a string"),
+        ({"input": ["a"] * 2049}, "at most 2048"),
+        ({"input": "the " * 200}, "the model's context is|tokens can hold|are read"),
+        ({"input": "a", "encoding_format": "int8"}, "float or base64"),
+        ({"input": "a", "dimensions": 8}, "the model's width"),
+        ({}, "input is missing"),
+    ],
+)
+def test_what_cannot_be_embedded_is_refused(url, body, says):
+    error = httpx.post(f"{url}/v1/embeddings", json=body).json()["error"]
+    assert re.search(says, error["message"]), error
+    assert error["type"] == "invalid_request_error"
+
+
+def test_penalties_and_a_bias_beside_a_schema(client, scorer):
+    """Greedy: letters of a string differ as far as they can; a bias forbids an id; the schema holds for all of them."""
+    schema = {"type": "string", "minLength": 10, "maxLength": 10, "pattern": "^[a-e]+$"}
+    form = {"type": "json_schema", "json_schema": {"name": "letters", "schema": schema}}
+    asked = {"model": "tiny", "prompt": "the", "max_tokens": 40, "temperature": 0}
+
+    def text(bias=(), **body) -> str:
+        body = {"extra_body": {"response_format": form} | body, "logit_bias": {str(i): -100 for i in bias}}
+        whole = client.completions.create(**asked, **body)
+        pieces = client.completions.create(**asked, **body, stream=True)
+        assert "".join(piece.choices[0].text for piece in pieces) == whole.choices[0].text
+        return json.loads(whole.choices[0].text)
+
+    plain, letters = text(), {letter: scorer.tokenizer.encode(letter)[-1] for letter in "abcde"}
+    assert max(map(text(frequency_penalty=2).count, "abcde")) < max(map(plain.count, "abcde"))
+    assert len({*text(presence_penalty=2)}) > len({*plain})
+    often = max("abcde", key=plain.count)
+    every = [i for i, raw in enumerate(scorer.tokenizer.piece_bytes()) if often.encode() in raw]
+    assert letters[often] in every
+    assert often not in text(every)
+    assert len({*text(every, repetition_penalty=2)}) >= len({*text(every)})
 
 
 def test_an_answer_is_an_object_of_json_as_far_as_it_goes(client):

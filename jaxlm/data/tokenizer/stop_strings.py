@@ -1,7 +1,7 @@
 """Decodes tokens as they come, and ends the text at the first stop string."""
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from jaxlm.data.tokenizer.coder import Coder
 
@@ -10,11 +10,13 @@ class Text:
     """Decodes a row whose ids come a few at a time; how the ids are split does not matter.
 
     Holds back what may be half a character or the beginning of a stop string. The first whole stop string ends the text,
-    and is `stopped`.
+    and is `stopped`. Control tokens become nothing, except those of `spelled`.
     """
 
-    def __init__(self, tokenizer: Coder, stops: Sequence[str] = ()):
-        self._pieces, self._stops = tokenizer.piece_bytes(), tuple(stops)
+    def __init__(self, tokenizer: Coder, stops: Sequence[str] = (), spelled: Collection[str] = ()):
+        self._pieces, self._stops = [*tokenizer.piece_bytes()], tuple(stops)
+        for piece in spelled:
+            self._pieces[tokenizer.controls[piece]] = piece.encode()
         self._longest = max(map(len, self._stops), default=0)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""

@@ -4,6 +4,7 @@ Legend: B rows, P prompts read together, C tokens of a chunk, W words of a guide
 """
 
 import collections
+import dataclasses
 import hashlib
 import time
 import typing
@@ -15,22 +16,43 @@ from jaxlm.config import ConfigError
 from jaxlm.devices.tree import layer_of
 from jaxlm.models.decode import drafts, ring
 from jaxlm.models.decode.ring import Drawn, Layers, LogProbs, lay_out
-from jaxlm.models.decode.sampling import Rows
+from jaxlm.models.decode.sampling import NO_PENALTIES, Rows
 from jaxlm.models.transformer import Transformer, in_int8
 
 _MEASURED = 8  # steps of each size; the fastest counts
 _SIZES: dict[tuple, tuple[int, float]] = {}  # what `drafts.best` returned for the models and machine of this process
 
 
-class Settings(typing.NamedTuple):
-    """One row's sampling settings (see `sampling.Rows`). `logprobs`: None; 0: of drawn tokens; n: of the n likeliest too."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One row's sampling settings; see `sampling.Rows`.
+
+    Attributes:
+      temperature, top_k, top_p: 0, 0 and 1 for the likeliest token, all tokens, all probability.
+      seed: a row's tokens depend on its prompt, its settings and its seed alone, not on its neighbours.
+      bias: id -> the number to add to its logit.
+      adapter: the number of the adapter among those in the collection `adapters`, from 1; 0 for none.
+      logprobs: n asks for the log-probability of each token and of the n likeliest, at most 20; None for none.
+      echo: True for the prompt's log-probabilities too; the first token has None.
+      pools: True for the mean of the last hidden states of the prompt's tokens but the last, which is not read.
+    """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
-    bias: typing.Mapping[int, float] = {}
+    bias: typing.Mapping[int, float] = dataclasses.field(default_factory=dict)
     logprobs: int | None = None
+    min_p: float = 0.0
+    penalties: tuple[float, float, float] = NO_PENALTIES
+    adapter: int = 0
+    echo: bool = False
+    pools: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """True without bias, penalties and log-probabilities, which `ring.step_first` does not compute."""
+        return not self.bias and self.logprobs is None and self.penalties == NO_PENALTIES
 
 
 def check_prompts(model: Transformer, prompts: typing.Sequence[typing.Sequence[int]]) -> None:
@@ -60,14 +82,18 @@ class Prefill:
 
     Attributes:
       done: the number of tokens of each prompt in the staging cache.
-      echo: log-probabilities of the only prompt's `ids[1:]`, chunk by chunk, if `wants_echo`.
+      echo: log-probabilities of the only prompt's `ids[1:]`, chunk by chunk, if `settings.echo`.
+      pooled: float32 (D,), if `settings.pools`: the sum of the last hidden states of the only prompt's `ids[:done]`.
     """
 
-    def __init__(self, prompts: typing.Sequence[typing.Sequence[int]], staging: Layers, wants_echo: bool = False):
+    def __init__(
+        self, prompts: typing.Sequence[typing.Sequence[int]], staging: Layers, settings: Settings = Settings()
+    ):
         self.prompts = [np.asarray(ids, np.int32) for ids in prompts]
-        self.staging, self.wants_echo = staging, wants_echo
+        self.staging, self.settings = staging, settings
         self.done = 0
         self.echo: list[LogProbs] = []
+        self.pooled = np.float32(0)
 
     @property
     def left(self) -> int:
@@ -95,17 +121,17 @@ class Prefixes:
         self._kept: collections.OrderedDict[bytes, int] = collections.OrderedDict()
         self.hits = 0
 
-    def find(self, ids: np.ndarray) -> list[int]:
+    def find(self, ids: np.ndarray, adapter: int = 0) -> list[int]:
         """Returns the places of the longest prefix of `ids` whose chunks are all kept."""
-        keys = self._keys(ids)
+        keys = self._keys(ids, adapter)
         count = next((n for n, key in enumerate(keys) if key not in self._kept), len(keys))
         self._use(keys[:count])
         self.hits += count * self._chunk
         return [self._kept[key] for key in keys[:count]]
 
-    def place(self, ids: np.ndarray) -> int | None:
+    def place(self, ids: np.ndarray, adapter: int = 0) -> int | None:
         """Returns a place to keep the last chunk of `ids`; None if the chunk is kept already, or there are no places."""
-        keys = self._keys(ids)
+        keys = self._keys(ids, adapter)
         if keys[-1] in self._kept or not (self._free or self._kept):
             return None
         place = self._free.pop() if self._free else self._kept.popitem(last=False)[1]
@@ -117,9 +143,9 @@ class Prefixes:
         self._free += self._kept.values()
         self._kept.clear()
 
-    def _keys(self, ids: np.ndarray) -> list[bytes]:
+    def _keys(self, ids: np.ndarray, adapter: int) -> list[bytes]:
         """Returns a hash for each whole chunk, of all ids up to the chunk's end."""
-        so_far, keys = hashlib.sha256(), []
+        so_far, keys = hashlib.sha256(b"%d" % adapter), []
         for end in range(self._chunk, len(ids) + 1, self._chunk):
             so_far.update(ids[end - self._chunk : end].tobytes())
             keys.append(so_far.digest())
@@ -184,7 +210,7 @@ class Engine:
         """Restores the initial state, with other `rows` if given: no row is live, and earlier requests change no result."""
         self.prefixes.clear()
         self.rows = rows or self.rows
-        self._plain_B = np.ones(self.rows, bool)  # without bias and log-probabilities
+        self._plain_B = np.ones(self.rows, bool)  # see `Settings.plain`
         self._open_BxW = np.full((self.rows, -(-self.model.config.vocab_size // 32)), 2**32 - 1, np.uint32)
         self.state = ring.empty(self.model, self.rows, self.lengths[0])
 
@@ -226,30 +252,34 @@ class Engine:
             place = self.lengths.index(self.slots)
             self.state = ring.resized(self.state, self.lengths[place + (1 if slots > self.slots else -1)])
 
-    def begin(self, *prompts: typing.Sequence[int], echo: bool = False) -> Prefill:
-        """Returns the Prefill to read prompts together. A single prompt, if not echoed, skips chunks in the prefix cache."""
+    def begin(self, *prompts: typing.Sequence[int], settings: Settings = Settings()) -> Prefill:
+        """Returns the Prefill to read prompts together. A single one skips chunks in the prefix cache, if no more is wanted."""
         staging = ring.cache(self.model, power_of_two(len(prompts)), self.length_for(max(map(len, prompts))))
-        prefill = Prefill(prompts, staging, echo)
-        for place in self.prefixes.find(prefill.prompts[0][:-1]) if len(prompts) == 1 and not echo else ():
+        prefill = Prefill(prompts, staging, settings)
+        skips = len(prompts) == 1 and not settings.echo and not settings.pools
+        for place in self.prefixes.find(prefill.prompts[0][:-1], settings.adapter) if skips else ():
             prefill.staging = ring.paste(prefill.staging, self._kept, np.int32(place), np.int32(prefill.done))
             prefill.done += self.chunk
         return prefill
 
     def read(self, prefill: Prefill) -> jax.Array:
-        """Starts to read one chunk of each prompt, and does not wait for the device unless the prompt is echoed.
+        """Starts to read one chunk of each prompt, and does not wait for the device unless the prompt is echoed or pooled.
 
         Returns an array that is ready once the chunk is read.
         """
         place, size = np.int32(prefill.done), min(self.chunk, prefill.left)
         tokens_PxC, next_C = prefill.tokens(self.chunk), prefill.tokens(self.chunk, 1)[0]
-        prefill.staging, logprobs = ring.read_chunk(
-            self.model, self.weights, prefill.staging, tokens_PxC, next_C, place, prefill.wants_echo
+        more = (next_C, place, prefill.settings.echo, np.int32(prefill.settings.adapter))
+        prefill.staging, logprobs, hidden_CxD = ring.read_chunk(
+            self.model, self.weights, prefill.staging, tokens_PxC, *more
         )
         prefill.done += size
-        if prefill.wants_echo:
+        if prefill.settings.pools:
+            prefill.pooled += np.asarray(hidden_CxD[:size], np.float32).sum(axis=0)
+        if prefill.settings.echo:
             prefill.echo.append(jax.tree.map(lambda x: x[:size], jax.device_get(logprobs)))
         elif size == self.chunk and len(prefill.prompts) == 1:
-            kept_at = self.prefixes.place(prefill.prompts[0][: prefill.done])
+            kept_at = self.prefixes.place(prefill.prompts[0][: prefill.done], prefill.settings.adapter)
             if kept_at is not None:
                 self._kept = ring.keep(self._kept, prefill.staging, np.int32(kept_at), place)
         return logprobs.chosen
@@ -260,6 +290,9 @@ class Engine:
         bias_V = np.zeros(self.model.config.padded_vocab_size, np.float32)
         for token, value in s.bias.items():
             bias_V[token] = value
+        seen_V = np.zeros(len(bias_V), np.int32)
+        if s.penalties != NO_PENALTIES:
+            seen_V[ids[ids < len(seen_V)]] = 1
         rows = Rows(
             np.float32(s.temperature),
             np.int32(min(s.top_k, len(bias_V))),
@@ -267,21 +300,30 @@ class Engine:
             np.uint32(s.seed % 2**32),
             bias_V,
             np.int32(-1 if s.logprobs is None else s.logprobs),
+            np.float32(s.min_p),
+            np.float32(s.penalties),
+            seen_V,
+            np.int32(s.adapter),
         )
         entry = ring.Entry(np.int32(row), np.int32(prompt), ids[-1], np.int32(len(ids) - 1), rows)
         self.state = ring.insert(self.state, prefill.staging, entry)
-        self._plain_B[row] = not s.bias and s.logprobs is None
+        self._plain_B[row] = s.plain
 
-    def start(self, live_B: np.ndarray, mask_BxW: np.ndarray | None = None, steps: int = 1) -> Drawn:
+    def start(
+        self, live_B: np.ndarray, mask_BxW: np.ndarray | None = None, steps: int = 1, penalised: bool = False
+    ) -> Drawn:
         """Starts `steps` steps of all rows (`ring.step`); returns the tokens, still on the device. No mask allows all ids.
 
         On one CPU, where a step takes longer the more rows it computes, the first row is computed alone while it lives alone.
+        `penalised`: True if a live row has penalties, which change with every token: then `steps` must be 1.
         """
         if self._on_cpu and self.rows > 1 and steps == 1 and mask_BxW is None and self.alone(live_B):
             return self.start_first(())
-        guided = np.bool_(mask_BxW is not None)
+        changed = np.bool_(penalised or mask_BxW is not None)
         mask_BxW = self._open_BxW if mask_BxW is None else mask_BxW
-        self.state, drawn = ring.step(self.model, self.weights, self.state, live_B, mask_BxW, guided, steps)
+        self.state, drawn = ring.step(self.model, self.weights, self.state, live_B, mask_BxW, changed, steps)
+        if penalised:
+            self.state = ring.count(self.state, live_B)
         return drawn
 
     def start_first(self, proposed: typing.Sequence[int]) -> Drawn:
@@ -292,13 +334,8 @@ class Engine:
 
     def draft(self, ids: typing.Iterable[int], settings: Settings) -> drafts.Draft:
         """Returns the Draft of a text, whose size suits this machine: at first use it measures how long steps take."""
-        key = (
-            self.model,
-            in_int8(self.weights.variables),
-            self.rows,
-            settings.temperature > 0,
-            settings[1:3] != (0, 1.0),
-        )
+        sorts = (settings.top_k, settings.top_p) != (0, 1.0)
+        key = (self.model, in_int8(self.weights.variables), self.rows, settings.temperature > 0, sorts)
         if key not in _SIZES:
             _SIZES[key] = drafts.best({size: self._seconds(size, settings) for size in drafts.SIZES})
         return drafts.Draft(ids, *_SIZES[key])
@@ -306,10 +343,9 @@ class Engine:
     def _seconds(self, size: int, settings: Settings) -> float:
         """Returns how long a step of the first row takes that draws `size` tokens, without compiling."""
         state, times = ring.empty(self.model, self.rows, self.lengths[0]), []
-        drawing = [np.full(self.rows, x, field.dtype) for x, field in zip(settings[:3], state.rows[:3], strict=True)]
-        state = state._replace(
-            rows=state.rows._replace(temperature_B=drawing[0], top_k_B=drawing[1], top_p_B=drawing[2])
-        )
+        drawing = {"temperature_B": settings.temperature, "top_k_B": settings.top_k, "top_p_B": settings.top_p}
+        drawing = {name: np.full(self.rows, value, getattr(state.rows, name).dtype) for name, value in drawing.items()}
+        state = state._replace(rows=state.rows._replace(**drawing))
         for _ in range(_MEASURED):
             began = time.perf_counter()
             state, drawn = ring.step_first(self.model, self.weights, state, np.zeros(size - 1, np.int32))
@@ -318,7 +354,7 @@ class Engine:
         return min(times)
 
     def alone(self, live_B: np.ndarray) -> bool:
-        """True if the first row lives alone, and has neither a bias nor log-probabilities."""
+        """True if the first row lives alone, and is `plain`."""
         return bool(live_B[0] and not live_B[1:].any() and self._plain_B[0])
 
     def step(self, live_B: np.ndarray, mask_BxW: np.ndarray | None = None, steps: int = 1) -> Drawn:
@@ -340,6 +376,7 @@ class Engine:
                 ring.paste(prefill.staging, self._kept, np.int32(0), np.int32(0))
             for steps in {1, self.burst}:
                 self.step(idle_B, self._open_BxW, steps)
+            self.state = ring.count(self.state, idle_B)
             self.step(np.arange(self.rows) == 0)
             for settings in (Settings(temperature=0.0), Settings(top_k=50, top_p=0.95)) if self.speculates else ():
                 if size := self.draft((), settings).size:

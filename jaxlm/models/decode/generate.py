@@ -51,8 +51,8 @@ def asks(prompts: Sequence[Ids], settings: SampleConfig, stop_ids: Ids = (), see
             f"top_p={s.top_p} above 0 and at most 1"
         )
     seeds = np.random.SeedSequence(seed % 2**64).generate_state(len(prompts)).tolist()
-    drawing = (s.max_new_tokens, s.temperature, s.top_k, s.top_p)
+    own = {"temperature": s.temperature, "top_k": s.top_k, "top_p": s.top_p, "stop_ids": tuple(stop_ids)}
     return [
-        Ask(tuple(map(int, ids)), *drawing, own, stop_ids=tuple(stop_ids), keeps_stop=True)
-        for ids, own in zip(prompts, seeds, strict=True)
+        Ask(tuple(map(int, ids)), s.max_new_tokens, seed=of_row, keeps_stop=True, **own)
+        for ids, of_row in zip(prompts, seeds, strict=True)
     ]

@@ -18,9 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxlm.config import ModelConfig
+from jaxlm.devices import tree
 from jaxlm.devices.sharding import constrain
 from jaxlm.models import adapters, layers
-from jaxlm.models.decode.sampling import Rows, sample_rows
+from jaxlm.models.decode.sampling import NO_PENALTIES, Rows, penalised, sample_rows
 from jaxlm.models.params import pack_params
 from jaxlm.models.transformer import Transformer, empty_cache, head_matrix, in_int8
 from jaxlm.ops.decode import row_product
@@ -38,10 +39,12 @@ class Weights(typing.NamedTuple):
       variables: collection -> tree; the parameters are in the compute dtype, with adapters merged where possible, and those
         in the collection `packed` (see `params.pack_params`) are nowhere else.
       head_VxD: the output head, transposed: a row for each token; in int8 if the variables are.
+      adapters: the collection `lora` of several adapters (`adapters.stacked`), of which each row has one; {} for none.
     """
 
     variables: dict
     head_VxD: jax.Array | Int8
+    adapters: dict
 
 
 def lay_out(model: Transformer, variables: dict, every_product: bool) -> Weights:
@@ -50,8 +53,10 @@ def lay_out(model: Transformer, variables: dict, every_product: bool) -> Weights
     Kernels in the collection `quantized` stay quantised, with LoRA not merged: in the compute dtype they would take four
     times the memory. `every_product`: see `params.pack_params`.
     """
+    variables = dict(variables)
+    stacked = variables.pop("adapters", {})
     if in_int8(variables):
-        return Weights(dict(variables), head_matrix(variables["packed"]))
+        return Weights(variables, head_matrix(variables["packed"]), stacked)
     coded = "quantized" in variables
     added = {name: variables[name] for name in adapters.MERGED if name in variables and not (coded and name == "lora")}
     adapter = adapters.Adapter(model.adapter, model.row_ids) if added else None
@@ -59,7 +64,15 @@ def lay_out(model: Transformer, variables: dict, every_product: bool) -> Weights
     if head_VxD is None:
         head_VxD = params["embed"]["embedding"]
     rest = {name: part for name, part in variables.items() if name not in added}
-    return Weights(rest | {"params": params, "packed": packed}, head_VxD)
+    return Weights(rest | {"params": params, "packed": packed}, head_VxD, stacked)
+
+
+def _of_rows(weights: Weights, adapter_B: jax.Array) -> Weights:
+    """Returns the weights with a mask of each row's own adapter, if there are several."""
+    if not weights.adapters:
+        return weights
+    lora = tree.map_named(lambda name, x: x[adapter_B] if name.endswith("mask") else x, weights.adapters)
+    return weights._replace(variables=weights.variables | {"lora": lora})
 
 
 @functools.partial(jax.jit, static_argnames=("adapter", "config", "every_product", "coded"))
@@ -154,8 +167,9 @@ def _if(true: jax.Array, of: typing.Callable[[], typing.Any]) -> typing.Any:
     return jax.lax.cond(true, of, lambda: zeros)
 
 
-def _allowed(scores_BxV: jax.Array, mask_BxW: jax.Array) -> jax.Array:
-    """Returns the scores, with -inf where a mask's bit is 0."""
+def _changed(scores_BxV: jax.Array, mask_BxW: jax.Array, rows: Rows) -> jax.Array:
+    """Returns the scores after penalties, with -inf where a mask's bit is 0."""
+    scores_BxV = penalised(scores_BxV, rows)
     ids_V = jnp.arange(scores_BxV.shape[1])
     words_BxV = jnp.take(mask_BxW, ids_V // 32, axis=1, mode="fill", fill_value=0)
     return jnp.where((words_BxV >> (ids_V % 32).astype(jnp.uint32)) & 1 > 0, scores_BxV, -jnp.inf)
@@ -182,7 +196,10 @@ def empty(model: Transformer, rows: int, slots: int) -> State:
     """Returns a state without requests."""
     zeros_B, zeros = jnp.zeros(rows, jnp.int32), jnp.zeros(rows)
     bias_BxV = jnp.zeros((rows, model.config.padded_vocab_size))
-    settings = Rows(zeros, zeros_B, zeros + 1, zeros_B.astype(jnp.uint32), bias_BxV, zeros_B - 1)
+    settings = Rows(
+        *(zeros, zeros_B, zeros + 1, zeros_B.astype(jnp.uint32), bias_BxV, zeros_B - 1),
+        *(zeros, zeros[:, None] + jnp.asarray(NO_PENALTIES), bias_BxV.astype(jnp.int32), zeros_B),
+    )
     ring = empty_cache(model.config, rows, slots)
     return _settled(State(ring, jnp.int32(0), zeros_B, zeros_B, zeros_B, settings))
 
@@ -194,24 +211,26 @@ def step(
     state: State,
     live_B: jax.Array,
     mask_BxW: jax.Array,
-    guided: jax.Array,
+    changed: jax.Array,
     steps: int,
 ) -> tuple[State, Drawn]:
     """Returns the state and the new tokens after `steps` steps. Tokens of rows that are not live are meaningless.
 
     Args:
       live_B: True in rows that have a request.
-      mask_BxW: uint32, bits of the ids that each row may draw; ignored unless `guided`.
+      mask_BxW: uint32, bits of the ids that each row may draw; ignored, as penalties are, unless `changed`.
     """
     rows = state.rows._replace(temperature_B=jnp.where(live_B, state.rows.temperature_B, 0))
     likeliest = jnp.where(live_B, rows.likeliest_B, -1).max()
+    weights = _of_rows(weights, rows.adapter_B)
 
     def one(state: State, _: None) -> tuple[State, Drawn]:
         position_B = jnp.where(live_B, state.position_B, 0)
         hidden_Bx1xD, ring = read(model, weights, state.layers, state.clock, state.last_B[:, None], position_B)
         logits_BxV = logits_of(model, weights, hidden_Bx1xD[:, 0])
         scores_BxV = logits_BxV + rows.bias_BxV
-        scores_BxV = jax.lax.cond(guided, _allowed, lambda scores_BxV, _: scores_BxV, scores_BxV, mask_BxW)
+        change = functools.partial(_changed, rows=rows)
+        scores_BxV = jax.lax.cond(changed, change, lambda scores_BxV, _: scores_BxV, scores_BxV, mask_BxW)
         token_B = sample_rows(scores_BxV, rows, state.drawn_B)
         logprobs = _log_probs(logits_BxV, token_B, likeliest)
         slots = state.layers[0].slots
@@ -232,6 +251,7 @@ def step_first(model: Transformer, weights: Weights, state: State, proposed_N: j
     it has without proposals, by the same random number: a proposed token is right with its own probability.
     """
     count, slots = len(proposed_N) + 1, state.layers[0].slots
+    weights = _of_rows(weights, state.rows.adapter_B[:1])
     new_T = jnp.concatenate([state.last_B[:1], proposed_N])
     hidden_1xTxD, ring = read(model, weights, state.layers, state.clock, new_T[None], state.position_B[:1])
     logits_TxV = logits_of(model, weights, hidden_1xTxD[0])
@@ -248,6 +268,14 @@ def step_first(model: Transformer, weights: Weights, state: State, proposed_N: j
     return state, Drawn(token_T[:, None], jnp.isfinite(logits_TxV.max(axis=-1))[:, None], None)
 
 
+@functools.partial(jax.jit, donate_argnames="state")
+def count(state: State, live_B: jax.Array) -> State:
+    """Returns the state after the newest token of each live row was counted for penalties."""
+    row_B, seen_BxV = jnp.arange(len(live_B)), state.rows.seen_BxV
+    seen_BxV = seen_BxV.at[row_B, state.last_B].add(2 * live_B.astype(jnp.int32))
+    return _settled(state._replace(rows=state.rows._replace(seen_BxV=seen_BxV)))
+
+
 @functools.partial(jax.jit, static_argnames=("model",), donate_argnames="staging")
 def read_chunk(
     model: Transformer,
@@ -257,13 +285,15 @@ def read_chunk(
     next_C: jax.Array,
     begin: jax.Array,
     echo: jax.Array,
-) -> tuple[Layers, LogProbs]:
-    """Returns the staging cache with one more chunk of each prompt in the slots from `begin` on, and log-probabilities.
+    adapter: jax.Array,
+) -> tuple[Layers, LogProbs, jax.Array]:
+    """Returns the staging cache with one more chunk of each prompt in the slots from `begin` on, and of the first prompt:
 
-    The log-probabilities are those of `next_C` after the first prompt's tokens if `echo`, else zeros. A chunk may be padded
+    log-probabilities of `next_C` after its tokens if `echo`, else zeros; its last hidden states (C, D). A chunk may be padded
     with any tokens, since no query of its prompt attends to them.
     """
     (prompts, size), slots = tokens_PxC.shape, staging[0].slots
+    weights = _of_rows(weights, jnp.broadcast_to(adapter, prompts))
     position_C = jnp.minimum(begin + jnp.arange(size), model.config.max_seq_len - 1)
     hidden_PxCxD, cache = model.apply(
         weights.variables,
@@ -272,7 +302,7 @@ def read_chunk(
         cache=layers.Cache(staging, begin, jnp.broadcast_to(jnp.arange(slots), (prompts, slots))),
     )
     logprobs = _if(echo, lambda: _log_probs(logits_of(model, weights, hidden_PxCxD[0]), next_C, jnp.int32(LIKELIEST)))
-    return _placed(cache.layers), logprobs
+    return _placed(cache.layers), logprobs, hidden_PxCxD[0]
 
 
 @functools.partial(jax.jit, donate_argnames="kept")

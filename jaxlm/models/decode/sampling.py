@@ -1,4 +1,4 @@
-"""Draws the next token: temperature, top-k, top-p. Legend: B batch, V padded vocabulary, C candidates."""
+"""Draws the next token: penalties, temperature, min-p, top-k, top-p. Legend: B batch, V padded vocabulary, C candidates."""
 
 import typing
 
@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxlm.ops.decode import first_argmax
+
+NO_PENALTIES = (0.0, 0.0, 1.0)
 
 
 class Rows(typing.NamedTuple):
@@ -18,6 +20,12 @@ class Rows(typing.NamedTuple):
       seed_B: uint32. A row's draw depends on its seed and on the number of tokens that the row drew before.
       bias_BxV: added to the logits.
       likeliest_B: log-probabilities wanted: -1 none, 0 the drawn token's, n > 0 also the n likeliest tokens'.
+      min_p_B: draws among tokens at least this share as likely as the likeliest; 0 among all.
+      penalties_Bx3: vLLM's `presence_penalty`, subtracted from the logit of each token that the row drew; `frequency_penalty`,
+        the same times how often the row drew it; `repetition_penalty`, which divides the logit of each token of the prompt and
+        of the answer, or multiplies it if it is negative (arXiv:1909.05858).
+      seen_BxV: int32, twice how often the row drew each token, plus 1 if its prompt has it. Only penalties count.
+      adapter_B: which of the stacked adapters the row has; 0 for none.
     """
 
     temperature_B: jax.Array
@@ -26,6 +34,19 @@ class Rows(typing.NamedTuple):
     seed_B: jax.Array
     bias_BxV: jax.Array
     likeliest_B: jax.Array
+    min_p_B: jax.Array
+    penalties_Bx3: jax.Array
+    seen_BxV: jax.Array
+    adapter_B: jax.Array
+
+
+def penalised(scores_BxV: jax.Array, rows: Rows) -> jax.Array:
+    """Returns the scores after each row's penalties. Those of a row without penalties keep their bits."""
+    presence_Bx1, frequency_Bx1, repetition_Bx1 = jnp.split(rows.penalties_Bx3, 3, axis=1)
+    repetition_BxV = jnp.where(rows.seen_BxV > 0, repetition_Bx1, 1)
+    scores_BxV = jnp.where(scores_BxV > 0, scores_BxV / repetition_BxV, scores_BxV * repetition_BxV)
+    drawn_BxV = rows.seen_BxV // 2
+    return scores_BxV - frequency_Bx1 * drawn_BxV - presence_Bx1 * (drawn_BxV > 0)
 
 
 def sample_rows(logits_BxV: jax.Array, rows: Rows, drawn_B: jax.Array) -> jax.Array:
@@ -41,7 +62,7 @@ def sample_rows(logits_BxV: jax.Array, rows: Rows, drawn_B: jax.Array) -> jax.Ar
 
     def draw() -> jax.Array:
         scores_BxV = logits_BxV / jnp.where(sampled_B, rows.temperature_B, 1)[:, None]
-        limited = (sampled_B & ((rows.top_k_B > 0) | (rows.top_p_B < 1))).any()
+        limited = (sampled_B & ((rows.top_k_B > 0) | (rows.top_p_B < 1) | (rows.min_p_B > 0))).any()
         scores_BxV = jax.lax.cond(limited, lambda: _limited(scores_BxV, rows), lambda: scores_BxV)
         keys_B = jax.vmap(lambda seed, step: jax.random.fold_in(jax.random.key(seed), step))(rows.seed_B, drawn_B)
         choice_B = jax.vmap(jax.random.categorical)(keys_B, scores_BxV).astype(jnp.int32)
@@ -51,11 +72,11 @@ def sample_rows(logits_BxV: jax.Array, rows: Rows, drawn_B: jax.Array) -> jax.Ar
 
 
 def _limited(scores_BxV: jax.Array, rows: Rows) -> jax.Array:
-    """Returns the scores, with -inf for tokens that top-k, then top-p exclude."""
+    """Returns the scores, with -inf for tokens that min-p, top-k, then top-p exclude."""
     probs_BxV = jax.nn.softmax(scores_BxV)
     k_Bx1 = jnp.where(rows.top_k_B > 0, rows.top_k_B, scores_BxV.shape[1])[:, None]
     least_Bx1 = _highest(probs_BxV, lambda kept_BxV: kept_BxV.sum(axis=-1, keepdims=True) >= k_Bx1)
-    kept_BxV = probs_BxV >= least_Bx1
+    kept_BxV = probs_BxV >= jnp.maximum(least_Bx1, rows.min_p_B[:, None] * probs_BxV.max(axis=-1, keepdims=True))
     probs_BxV = jnp.where(kept_BxV, probs_BxV, 0)
     probs_BxV /= probs_BxV.sum(axis=-1, keepdims=True)
     kept_BxV &= probs_BxV >= nucleus_threshold(probs_BxV, rows.top_p_B[:, None])

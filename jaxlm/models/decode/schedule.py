@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import time
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -19,6 +19,7 @@ import numpy as np
 from jaxlm.config import RunError
 from jaxlm.models.decode.drafts import Draft
 from jaxlm.models.decode.engine import Drawn, Engine, LogProbs, Prefill, Settings, check_prompts, power_of_two
+from jaxlm.models.decode.sampling import NO_PENALTIES
 
 PATIENCE = 64  # steps for which a ring longer than needed is kept: the next request may need it
 TOGETHER = 2048  # about how many tokens of a batch's prompts are read at once
@@ -36,30 +37,18 @@ class Guide(typing.Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Ask:
+class Ask(Settings):
     """A request.
 
     Attributes:
       ids: the prompt, with a document's opening tokens; the caller checks it (`engine.check_prompts`).
-      max_new_tokens: 0 for no new tokens, only the prompt's log-probabilities, with `echo`.
-      temperature, top_k, top_p: 0, 0 and 1 for the likeliest token, all tokens, all probability.
-      seed: a row's tokens depend on its prompt, its settings and its seed alone, not on its neighbours.
-      bias: id -> the number to add to its logit.
+      max_new_tokens: 0 for no new tokens, only the prompt's log-probabilities, with `echo`, or its mean, with `pools`.
       stop_ids: the ids that end the text; they are part of it only with `keeps_stop`.
-      logprobs: n asks for the log-probability of each token and of the n likeliest, at most 20; None for none.
-      echo: True for the prompt's log-probabilities too; the first token has None.
     """
 
     ids: tuple[int, ...]
     max_new_tokens: int
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-    bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
     stop_ids: tuple[int, ...] = ()
-    logprobs: int | None = None
-    echo: bool = False
     guide: Guide | None = None
     keeps_stop: bool = False
 
@@ -73,7 +62,7 @@ class Token(typing.NamedTuple):
 
 
 class Update(typing.NamedTuple):
-    """The news of a request: new tokens; once, with `echo`, the prompt's tokens; and how the request ended.
+    """The news of a request: new tokens; once, with `echo`, the prompt's tokens, with `pools`, float32 (D,); how it ended.
 
     `ended` is "" while the request runs; then "stop", "length", "cancelled", or "failed", for the reason `why`.
     """
@@ -82,6 +71,7 @@ class Update(typing.NamedTuple):
     prompt: tuple[Token, ...] | None = None
     ended: str = ""
     why: str = ""
+    pooled: np.ndarray | None = None
 
 
 class Ticket:
@@ -210,7 +200,7 @@ class Scheduler:
                 if self._batch:
                     self._enter(run, self._of_batch(ask.ids), self._places[ask.ids])
                 else:
-                    run.prefill = self.engine.begin(ask.ids, echo=ask.echo)
+                    run.prefill = self.engine.begin(ask.ids, settings=ask)
 
     def _of_batch(self, ids: tuple[int, ...]) -> Prefill:
         """Returns a Prefill with this prompt. If it was not read yet, reads it together with those that are next."""
@@ -235,6 +225,8 @@ class Scheduler:
                 if run.ask.echo:
                     prompt = _echoed(run.ask, run.prefill.echo, self.engine.model.config.vocab_size)
                     self._tell_run(run, Update((), prompt=prompt))
+                if run.ask.pools:
+                    self._tell_run(run, Update((), pooled=run.prefill.pooled / run.prefill.done))
                 if run in self.runs:  # else the listener is gone
                     self._enter(run, run.prefill)
         return chunk
@@ -243,12 +235,11 @@ class Scheduler:
         """Puts a request into its row, whose prompt is in `prefill` at `place`."""
         if run.room <= 0:
             return self._end(run, "length")
-        ask, run.prefill = run.ask, None
+        run.prefill = None
         self._fit()
-        settings = Settings(ask.temperature, ask.top_k, ask.top_p, ask.seed, ask.bias, ask.logprobs)
-        self.engine.insert(prefill, run.row, settings, place)
+        self.engine.insert(prefill, run.row, run.ask, place)
         if self.engine.speculates:
-            run.draft = self.engine.draft(ask.ids, settings)
+            run.draft = self.engine.draft(run.ask.ids, run.ask)
 
     @property
     def _drafting(self) -> bool:
@@ -261,8 +252,7 @@ class Scheduler:
         run = live[0]
         if len(self.runs) > 1 or not run.draft or run.started != run.said or run.row or run.ask.guide:
             return []
-        plain = not run.ask.bias and run.ask.logprobs is None
-        return run.draft.propose() if plain and run.started + run.draft.size < run.room else []
+        return run.draft.propose() if run.ask.plain and run.started + run.draft.size < run.room else []
 
     def _fit(self, steps: int = 1) -> None:
         """Makes the ring as long as the next steps need; shortens it only after PATIENCE steps."""
@@ -281,13 +271,14 @@ class Scheduler:
             return _NOTHING
         if proposed := self._proposed(live):
             return self._step_of_draft(live[0], proposed)
-        # A mask holds for one token, and a prompt that is being read waits for no more than a step between two chunks.
+        # Mask and penalties hold for one token, and a prompt that is being read waits for no more than a step between chunks.
         reading = any(run.prefill for run in self.runs)
-        steps = 1 if mask_BxW is not None or reading else self.engine.burst
+        penalised = any(run.ask.penalties != NO_PENALTIES for run in live)
+        steps = 1 if mask_BxW is not None or reading or penalised else self.engine.burst
         self._fit(steps)
         live_B = np.zeros(self.engine.rows, bool)
         live_B[[run.row for run in live]] = True
-        drawn = self.engine.start(live_B, mask_BxW, steps)
+        drawn = self.engine.start(live_B, mask_BxW, steps, penalised)
         self.counts["steps"] += steps
         self.counts["step_bytes"] += steps * self.engine.step_bytes
         for run in live:

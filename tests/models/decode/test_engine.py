@@ -3,6 +3,7 @@
 Engines of one model have the same rows, chunk and lengths, so that most tests share their compiled programs.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -36,7 +37,7 @@ def engine(model=None, variables=None, **more) -> Engine:
 
 def enter(engine: Engine, row: int, ids: list[int], settings: Settings = GREEDY, new: int = 12, echo: bool = False):
     """Reads a prompt and puts it into a row of a ring that is long enough."""
-    prefill = engine.begin(ids, echo=echo)
+    prefill = engine.begin(ids, settings=dataclasses.replace(settings, echo=echo))
     while prefill.left:
         engine.read(prefill)
     engine.resize(max(engine.slots, engine.length_for(len(ids) + new)))
@@ -98,7 +99,7 @@ def test_a_row_among_neighbours_that_come_and_go_is_the_row_alone():
                 enter(one, row, rng.integers(0, 101, int(rng.integers(1, 12))).tolist(), WARM)
         got += steps(one, 1, 1, tuple(others))
     assert got == expected
-    assert alone(LONG, WARM._replace(seed=8), 30) != expected
+    assert alone(LONG, dataclasses.replace(WARM, seed=8), 30) != expected
     assert alone(LONG[:-1], WARM, 30) != expected
 
 
@@ -189,7 +190,7 @@ def test_bias_and_mask():
 def test_bfloat16_is_near_float32():
     model, variables = built(dtype="bfloat16")
     one = engine(model, variables)
-    prefill = one.begin(LONG, echo=True)
+    prefill = one.begin(LONG, settings=Settings(echo=True))
     while prefill.left:
         one.read(prefill)
     logp = full_logp(*built(), LONG)
@@ -219,6 +220,29 @@ def test_adapters_are_read():
         check_prompts(model, [[101]])
 
 
+@pytest.mark.parametrize("overrides", [{"n_layers": 2}, {"family": "gpt2"}])
+def test_rows_of_several_adapters_are_the_merged_models(overrides):
+    """Adapters of other ranks, scales and kernels share the steps with the base; nobody finds a prefix of another's."""
+    model, variables = built(**overrides)
+    mixed = ({"rank": 2}, {"rank": 5, "alpha": 3.0}, {"targets": (r"attn/[qv]", "mlp/up")})
+    each = [tiny_peft.adapted(variables["params"], seed=seed, **own) for seed, own in enumerate(mixed)]
+    wanted = Settings(temperature=0.0, logprobs=20)
+    one = engine(model, variables | {"adapters": adapters.stacked(each)}, rows=4)
+    for row in range(4):
+        enter(one, row, LONG, dataclasses.replace(wanted, adapter=row))
+    drawn = [one.step(np.ones(4, bool)) for _ in range(12)]
+    assert one.prefixes.hits == 0
+    for row, params in enumerate([variables["params"], *(tiny_peft.merged(variables["params"], own) for own in each)]):
+        alone = engine(model, {"params": jax.tree.map(jnp.asarray, params)}, rows=4)
+        enter(alone, 0, LONG, wanted)
+        for step in drawn:
+            expected = alone.step(np.arange(4) == 0)
+            assert step.token_NxB[0, row] == expected.token_NxB[0, 0]
+            np.testing.assert_allclose(step.logprobs.top[0, row], expected.logprobs.top[0, 0], atol=1e-5)
+    first = np.sort(drawn[0].logprobs.top[0, :, 0])
+    assert np.diff(first).min() > 1e-3  # no two are alike
+
+
 def test_a_quantised_base_is_read():
     model, variables = built()
     frozen = tiny.jit(lambda params: quantized.freeze(params, "nf4", "float32"))(variables["params"])
@@ -235,7 +259,7 @@ def test_rows_draw_by_their_own_settings():
     logits = jnp.log(jnp.asarray([0.4, 0.3, 0.15, 0.1, 0.05]))
     count = 3000
 
-    def shares(temperature=1.0, top_k=0, top_p=1.0) -> np.ndarray:
+    def shares(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> np.ndarray:
         def rows(value, dtype):  # every second row is greedy
             return jnp.full(2 * count, value, dtype)
 
@@ -246,6 +270,10 @@ def test_rows_draw_by_their_own_settings():
             jnp.arange(2 * count, dtype=jnp.uint32),
             jnp.zeros((2 * count, 6)),
             rows(-1, jnp.int32),
+            rows(min_p, jnp.float32),
+            jnp.zeros((2 * count, 3)),
+            jnp.zeros((2 * count, 6), jnp.int32),
+            rows(0, jnp.int32),
         )
         logits_BxV = jnp.broadcast_to(jnp.append(logits, -jnp.inf), (2 * count, 6))
         ids = np.asarray(draw(logits_BxV, settings, rows(0, jnp.int32)))
@@ -261,6 +289,8 @@ def test_rows_draw_by_their_own_settings():
     near(shares(top_k=2), [0.4, 0.3, 0, 0, 0, 0])
     near(shares(top_p=0.75), [0.4, 0.3, 0.15, 0, 0, 0])
     near(shares(top_k=2, top_p=0.5), [1, 0, 0, 0, 0, 0])
+    near(shares(min_p=0.3), [0.4, 0.3, 0.15, 0, 0, 0])  # of the likeliest: at least .12
+    near(shares(min_p=0.3, top_p=0.8), [0.4, 0.3, 0, 0, 0, 0])  # of what min-p leaves, 0.82 by two
 
 
 def test_a_row_that_lives_alone_is_computed_alone():
@@ -275,6 +305,6 @@ def test_a_row_that_lives_alone_is_computed_alone():
     assert one.state.last_B[1] != newest
     before = ring.step._cache_size()
     for more in ({"bias": {33: 100.0}}, {"logprobs": 0}):
-        enter(one, 0, SHORT, GREEDY._replace(**more))
+        enter(one, 0, SHORT, dataclasses.replace(GREEDY, **more))
         assert (one.step(np.array([True, False, False])).logprobs.chosen[0, 0] < 0) == ("logprobs" in more)
     assert ring.step._cache_size() == before

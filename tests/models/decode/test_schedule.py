@@ -151,3 +151,30 @@ def test_a_mesh_changes_no_answer():
         one = Engine(model, split, rows=8, chunk=8, shortest=64, burst=4, prefix_bytes=0)
         one.load(split)
         assert ids(draw(one)) == ids(expected())
+
+
+def greedy(prompt, count: int, presence=0.0, frequency=0.0, repetition=1.0) -> list[int]:
+    """The likeliest tokens after penalties, one full forward pass each, by vLLM's formulas."""
+    model, variables = built()
+    forward = tiny.jit(lambda tokens: tiny.logits(model, variables["params"], tokens)[0])
+    new: list[int] = []
+    for _ in range(count):
+        padded = [*prompt, *new, *[0] * (count - len(new))]
+        logits_V = np.asarray(forward(jnp.asarray([padded])))[len(prompt) + len(new) - 1, :101].copy()
+        for token in {*prompt, *new}:
+            logits_V[token] *= 1 / repetition if logits_V[token] > 0 else repetition
+        for token in {*new}:
+            logits_V[token] -= presence + frequency * new.count(token)
+        new.append(int(logits_V.argmax()))
+    return new
+
+
+def test_penalties_are_vllms_and_change_no_neighbour():
+    own = [(0.0, 0.0, 1.0), (0.4, 0.0, 1.0), (0.0, 0.3, 1.0), (0.0, 0.0, 1.3), (-1.0, 0.0, 0.8)]
+    plain = {"temperature": 0.0, "bias": {}}
+    asked = [Ask((5, 7, 11), 14, penalties=penalties, **plain) for penalties in own]
+    drawn = [[token.id for token in tokens] for tokens in tokens_of(engine(5), asked, 5)]
+    assert drawn == [greedy([5, 7, 11], 14, *penalties) for penalties in own]
+    assert len({*map(tuple, drawn)}) == 5
+    again = tokens_of(engine(5), [asked[0]] * 5, 5)  # without penalties in the batch, in bursts
+    assert [[token.id for token in tokens] for tokens in again] == [drawn[0]] * 5
