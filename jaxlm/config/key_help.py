@@ -62,18 +62,16 @@ def read() -> Keys:
 def _collect(section: object, prefix: str, keys: list[Key], sections: dict[str, str]) -> None:
     hints = get_type_hints(type(section), include_extras=True)
     for field in dataclasses.fields(section):
-        name, comment, default = prefix + field.name, field.metadata["comment"], getattr(section, field.name)
-        if name == "prepare.stages":
-            default = StagesConfig()
-        if dataclasses.is_dataclass(default) or name in NAMED:
-            sections[name] = comment
-        if dataclasses.is_dataclass(default):
-            _collect(default, f"{name}.", keys, sections)
-        elif name in NAMED:
-            sections[f"{name}.NAME"] = NAMED[name].__doc__
+        name, default = prefix + field.name, getattr(section, field.name)
+        if name in NAMED:
+            sections |= {name: field.metadata["comment"], f"{name}.NAME": NAMED[name].__doc__}
             _collect(NAMED[name](), f"{name}.NAME.", keys, sections)
+        elif name == "prepare.stages" or dataclasses.is_dataclass(default):
+            default = StagesConfig() if name == "prepare.stages" else default
+            sections[name] = type(default).__doc__
+            _collect(default, f"{name}.", keys, sections)
         else:
-            keys.append(Key(name, *_type_and_limits(hints[field.name]), default, comment))
+            keys.append(Key(name, *_type_and_limits(hints[field.name]), default, field.metadata["comment"]))
 
 
 def _type_and_limits(kind: type) -> tuple[str, str]:
