@@ -38,8 +38,7 @@ from jaxlm.step.objectives import base
 from jaxlm.step.state import TrainState
 from jaxlm.train import hooks, loop, stability, watches
 from jaxlm.train.batches import LoaderBatches
-from jaxlm.train.log.meter import Meter
-from jaxlm.train.log.recorder import Recorder
+from jaxlm.train.recorder import Meter, Recorder
 
 
 class Device(threading.Thread):

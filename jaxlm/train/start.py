@@ -25,9 +25,8 @@ from jaxlm.run.loggers import Writer
 from jaxlm.run.metrics import JsonLines
 from jaxlm.run.scores import Scores
 from jaxlm.step import optim
-from jaxlm.train.log.meter import Meter, recounted
-from jaxlm.train.log.recorder import Recorder
 from jaxlm.train.loop import Hook, Watch, between_s
+from jaxlm.train.recorder import Meter, Recorder, recounted
 
 JUMP = 1.05  # a smaller rise of the rate is not reported: it comes from steps that were added early in a run
 

@@ -22,9 +22,8 @@ from jaxlm.run import clock, loggers, metrics, signals
 from jaxlm.run.checkpoints.store import Checkpointer
 from jaxlm.step import parts, state
 from jaxlm.step.objectives import lm
-from jaxlm.train import hooks, loop, profile, stability, watches
-from jaxlm.train.log import recorder
-from jaxlm.train.log.meter import Meter
+from jaxlm.train import hooks, loop, profile, recorder, stability, watches
+from jaxlm.train.recorder import Meter
 
 STEPS, LOG_EVERY, B, T = 9, 3, 8, 16
 
