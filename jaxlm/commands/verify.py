@@ -19,7 +19,7 @@ from jaxlm import config as config_lib
 from jaxlm.config import Config, ConfigError, config_files
 from jaxlm.host import console
 from jaxlm.run import differences, ledger, metrics, receipt
-from jaxlm.run.checkpoints import keep, meta, restore
+from jaxlm.run.checkpoints import keep, meta, store
 from jaxlm.run.survive import supervisor, train_in_child
 
 _STEPS = 20
@@ -152,7 +152,7 @@ def _compared(folder: pathlib.Path, book: dict, place: pathlib.Path, begin: int,
 
 def _apart(new: pathlib.Path, old: pathlib.Path, begun: pathlib.Path) -> float:
     """Returns how far the weights of two checkpoints are apart, as a share of the way of `old` from `begun`."""
-    read, moved, apart = functools.cache(restore.reader), 0.0, 0.0
+    read, moved, apart = functools.cache(store.reader), 0.0, 0.0
     for item, _, name in (name.partition("/") for name in meta.read(old)["digests"] if not name.startswith("train/")):
         a, b, c = (read(place, item)(name).astype(np.float64) for place in (new, old, begun))
         moved, apart = moved + float(np.sum((b - c) ** 2)), apart + float(np.sum((a - b) ** 2))

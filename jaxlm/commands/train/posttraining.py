@@ -27,7 +27,7 @@ from jaxlm.interop import hf_weights, peft
 from jaxlm.models import adapters
 from jaxlm.models.transformer import Transformer
 from jaxlm.run import ledger
-from jaxlm.run.checkpoints import keep, restore
+from jaxlm.run.checkpoints import keep, store
 from jaxlm.run.workdir import TOKENIZER
 from jaxlm.step.objectives import dpo, lm, policy, reward
 from jaxlm.step.objectives.base import Objective, Variables, init_head
@@ -76,7 +76,7 @@ class Chats(Kind):
         """Returns the model to begin with; with `keeps_origin`, the same checkpoint as at the run's first start."""
         checkpoints, bases = pathlib.Path(config.workdir) / "checkpoints", []
         if self.keeps_origin and config.origin_checkpoint == "latest" and keep.begun(checkpoints):
-            metas = restore.read_metas(checkpoints, keep.steps(checkpoints))
+            metas = store.read_metas(checkpoints, keep.steps(checkpoints))
             bases = [meta["base"] for meta in metas.values() if "step" in meta.get("base", {})]
             config = dataclasses.replace(config, origin_checkpoint=str(bases[0]["step"]) if bases else "latest")
         try:

@@ -19,7 +19,7 @@ from jaxlm.host import console
 from jaxlm.plan import accelerators, settle
 from jaxlm.plan.tune import machines, tune
 from jaxlm.run import ledger, metrics, receipt, signals, spent, supervised, workdir
-from jaxlm.run.checkpoints import keep, meta, restore
+from jaxlm.run.checkpoints import keep, meta, store
 from jaxlm.run.checkpoints.store import Checkpointer
 from jaxlm.run.clock import COMPILE, EVALUATE, MIRROR, RESTORE, SAVE, Clock, Pulse
 from jaxlm.run.scores import Scores
@@ -208,7 +208,7 @@ class Attempt:
         """Returns (ready, state, frozen variables) of the newest good checkpoint; without a checkpoint, of the origin."""
         kind, ready, parts = self.opened.kind, self.opened.ready, self.opened.ready.parts
         rollbacks, where = self._rollbacks(), checkpointer.directory
-        for step in from_first(lambda: stability.spoiled(restore.read_metas(where, checkpointer.steps()), rollbacks)):
+        for step in from_first(lambda: stability.spoiled(store.read_metas(where, checkpointer.steps()), rollbacks)):
             checkpointer.set_aside(step)
         # A checkpoint has all trained variables: only frozen ones, and a reference, are read from the origin again.
         begun = from_first(lambda: keep.begun(where))

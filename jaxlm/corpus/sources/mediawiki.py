@@ -2,6 +2,11 @@
 
 Pages are found by their tags (text is escaped) and parsed one at a time: memory is bounded, and a broken page is
 skipped alone.
+
+A template is replaced by its words: its shape decides which, its name only where the shape misleads. A wiki's own templates
+would be needed to expand them. Without these, a template inside a sentence becomes its first words, a number with its unit,
+or a date. A template that follows a word without a space is a note, one that stands alone on a line is a box unless it
+holds a quotation: both are removed.
 """
 
 import collections

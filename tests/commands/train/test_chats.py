@@ -17,7 +17,7 @@ from jaxlm.data.chats import chat
 from jaxlm.data.tokenizer import coder
 from jaxlm.plan import lower, memory
 from jaxlm.run import metrics
-from jaxlm.run.checkpoints import restore
+from jaxlm.run.checkpoints import store
 from jaxlm.train import average, origin
 
 SMALL = keys("""
@@ -106,7 +106,7 @@ def test_an_adapters_moving_average_is_measured_and_saved(base, tmp_path, monkey
     folder = tmp_path / "lora"
     lora = {"adapter__kind": "lora", "adapter__rank": 2, "checkpoint__average": 0.3, "sample__prompts": "()"}
     assert cli.main(command(base, workdir=folder, **lora)) == 0
-    digests = restore.read_meta(folder / "checkpoints/4")["digests"]
+    digests = store.read_meta(folder / "checkpoints/4")["digests"]
     begin, trained = "train/average/", {name for name in digests if not name.startswith("train/")}
     assert {name.removeprefix(begin) for name in digests if name.startswith(begin)} == trained
     assert {name.partition("/")[0] for name in trained} == {"lora", "rows"}
