@@ -15,7 +15,7 @@ from jaxlm.devices import sharding
 from jaxlm.host import files
 from jaxlm.host.console import say
 from jaxlm.host.files import within
-from jaxlm.run import loggers
+from jaxlm.run import metrics
 from jaxlm.run.checkpoints import keep, store
 
 TOKENIZER = config_files.TOKENIZER
@@ -35,7 +35,7 @@ def check(config: Config, mesh: Mesh) -> pathlib.Path:
     check_offload(config.optim, config.model, mesh.local_devices[0])
     check_same_model(folder, config.model)
     check_same_optimizer(folder, config.optim)
-    loggers.check(config.log)
+    metrics.check(config.log)
     return folder
 
 

@@ -30,7 +30,7 @@ from jaxlm.run.checkpoints import keep, meta, store
 from jaxlm.run.checkpoints.damage import CorruptCheckpointError
 from jaxlm.run.checkpoints.meta import MOMENTS
 from jaxlm.run.checkpoints.store import Checkpointer
-from jaxlm.run.scores import Scores
+from jaxlm.run.metrics import Scores
 from jaxlm.step import optim
 from jaxlm.step.objectives.base import Variables
 from jaxlm.step.parts import Parts

@@ -18,8 +18,7 @@ from jaxlm.plan.flops import count_params
 from jaxlm.report import redteam
 from jaxlm.run import ledger
 from jaxlm.run.clock import DATA, REPEATED, ROLLOUT, STEP, Clock
-from jaxlm.run.loggers import Writer
-from jaxlm.run.scores import Scores
+from jaxlm.run.metrics import Scores, Writer
 from jaxlm.run.spent import Earlier
 
 _NONE = Earlier()

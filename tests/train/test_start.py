@@ -13,7 +13,7 @@ from jaxlm.config import ConfigError, MeshConfig, RunError, config_files
 from jaxlm.devices import sharding
 from jaxlm.plan import settle
 from jaxlm.run import clock, ledger, metrics, spent
-from jaxlm.run.scores import Scores
+from jaxlm.run.metrics import Scores
 from jaxlm.train import recorder, start
 
 DATA = types.SimpleNamespace(sha256="0")

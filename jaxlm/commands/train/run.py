@@ -22,7 +22,7 @@ from jaxlm.run import ledger, metrics, receipt, signals, spent, supervised, work
 from jaxlm.run.checkpoints import keep, meta, store
 from jaxlm.run.checkpoints.store import Checkpointer
 from jaxlm.run.clock import COMPILE, EVALUATE, MIRROR, RESTORE, SAVE, Clock, Pulse
-from jaxlm.run.scores import Scores
+from jaxlm.run.metrics import Scores
 from jaxlm.run.survive import farewell, notify
 from jaxlm.step.objectives.base import Variables
 from jaxlm.step.state import TrainState

@@ -19,7 +19,7 @@ from jaxlm.config import Config, ConfigError, RunError, milestones
 from jaxlm.host.files import is_step
 from jaxlm.run import ledger
 from jaxlm.run.checkpoints.mirror import Mirror
-from jaxlm.run.scores import Scores
+from jaxlm.run.metrics import Scores
 from jaxlm.run.survive import notify
 from jaxlm.run.survive.children import within
 
