@@ -20,7 +20,7 @@ from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.host import files
 from jaxlm.host.console import Tell, size, told, working
 from jaxlm.interop import gguf, hf_folder, peft
-from jaxlm.interop.hf_weights import MARK
+from jaxlm.interop.hf_folder import MARK
 
 # The first type is the default.
 TARGETS = {"hf": tuple(hf_folder.DTYPES), "gguf": gguf.DTYPES, "peft": ("f32", "bf16", "f16")}

@@ -20,7 +20,7 @@ from jaxlm.config import AdapterConfig, ConfigError, ModelConfig
 from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.devices import tree
 from jaxlm.host.console import Tell, told
-from jaxlm.interop import hf_config, hf_folder, hf_weights, leaves, peft_config
+from jaxlm.interop import hf_config, hf_folder, leaves, peft_config
 from jaxlm.interop.leaves import Shape, Tensor
 from jaxlm.models.adapters import Adapter, Variables
 from jaxlm.models.params import input_axes
@@ -86,11 +86,11 @@ def read(folder: pathlib.Path) -> origin.Origin | None:
     """
     if not peft_config.is_adapter(folder):
         return None
-    hf_weights.check_export(folder)
+    hf_folder.check_export(folder)
     content, tensors = read_files(folder)
     home = peft_config.base_of(folder)
     checkpoint = "latest" if hf_config.is_model(home) else content.get("revision") or "latest"
-    base = origin.open(home, checkpoint, readers=(hf_weights.read,))
+    base = origin.open(home, checkpoint, readers=(hf_folder.read,))
     try:
         adapter, variables = from_peft(content, tensors, base.config.model, base.leaf)
     except ConfigError as error:
@@ -108,7 +108,7 @@ def read(folder: pathlib.Path) -> origin.Origin | None:
     )
 
 
-READERS = (read, hf_weights.read)  # of weights from elsewhere, for `train.origin.open`
+READERS = (read, hf_folder.read)  # of weights from elsewhere, for `train.origin.open`
 
 
 def to_peft(adapted: Adapted, config: ModelConfig, read: Read, base: Base) -> tuple[Content, dict[str, np.ndarray]]:

@@ -23,7 +23,7 @@ from jaxlm.devices.processes import from_first, say, together
 from jaxlm.eval import held_out
 from jaxlm.eval.held_out import Evaluator
 from jaxlm.host import screen
-from jaxlm.interop import hf_weights, peft
+from jaxlm.interop import hf_folder, peft
 from jaxlm.models import adapters
 from jaxlm.models.transformer import Transformer
 from jaxlm.run import ledger
@@ -325,4 +325,4 @@ class Rewards(Chats):
 def _reward_model(config: Config) -> Origin:
     name = config.reward.model
     runs = pathlib.Path(name, "checkpoints").is_dir()
-    return origin.open(name, "latest", peft.READERS if runs else (hf_weights.read_scores,))
+    return origin.open(name, "latest", peft.READERS if runs else (hf_folder.read_scores,))
