@@ -29,7 +29,7 @@ from jaxlm.host.console import count, gigabytes, human, size
 from jaxlm.plan import accelerators, fit, flops, lower, memory, settle
 from jaxlm.plan.doctor.findings import FAIL, OK, WARN, Finding
 from jaxlm.plan.flops import count_params
-from jaxlm.plan.tune import bench, machines, tune
+from jaxlm.plan.tune import machines, tune
 from jaxlm.run import workdir
 from jaxlm.run.checkpoints.store import Checkpointer
 from jaxlm.step import parts
@@ -105,7 +105,7 @@ class Machine:
         """Returns a finding on the step's speed; on a matrix product's speed alone if a step would take minutes."""
         if self._fitted is None:
             return Finding("speed", OK, "not timed: the config does not fit this machine")
-        product = bench.product(self._config.model.dtype)
+        product = tune.product(self._config.model.dtype)
         if jax.default_backend() == "cpu" and count_params(self._config.model) > CPU_PARAMS:
             text = f"a matrix product makes {product / 1e12:.3g} TFLOP/s; a step of this model takes minutes on a CPU: "
             return Finding("speed", OK, text + "not timed", {"product_flops": product})
@@ -368,7 +368,7 @@ def twice(config: Config, mesh: Mesh, free_bytes: int) -> Finding:
     """Returns a finding on a forward pass, computed three times: a differing bit is an error of hardware or kernel."""
     small, what = shrunk(config, mesh, free_bytes)
     made = parts.make(small, mesh, lm.make)
-    batch = bench.random_batch(made)
+    batch = tune.random_batch(made)
     began = time.monotonic()
     with jax.set_mesh(mesh):
         key, shardings = jax.random.key(config.seed), made.shardings.params["params"]
@@ -401,7 +401,7 @@ def speed(config: Config, mesh: Mesh, product_flops: float) -> Finding:
     began = time.monotonic()
     made = lower.parts_of(config, mesh)
     state, frozen = made.create()
-    batch, step = bench.random_batch(made), made.jit()
+    batch, step = tune.random_batch(made), made.jit()
 
     def timed() -> float:
         nonlocal state
@@ -413,7 +413,7 @@ def speed(config: Config, mesh: Mesh, product_flops: float) -> Finding:
     with jax.set_mesh(mesh):
         timed()
         ready = time.monotonic() - began
-        (step_s,) = bench.medians([timed], _STEPS, _STEP_SECONDS)
+        (step_s,) = tune.medians([timed], _STEPS, _STEP_SECONDS)
     now = config.train.batch_size * config.train.seq_len / step_s
     if jax.process_index() == 0:
         machines.record(kind, mesh.size, setting, now, "doctor")

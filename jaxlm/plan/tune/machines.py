@@ -29,7 +29,7 @@ from jaxlm.devices import processes, sharding
 from jaxlm.host import console, files
 from jaxlm.host.child import Child, Died
 from jaxlm.plan import cost, flops, lower, settle
-from jaxlm.plan.tune import bench, tune
+from jaxlm.plan.tune import tune
 
 MOST = 20  # measurements of one setting that are kept
 MOST_PLANS = 100  # entries of "plans" that are kept for a host
@@ -272,7 +272,7 @@ def measure(config: Config) -> Iterator[dict[str, typing.Any]]:
     if config.plan.measure == "auto" and known(machine["kind"], mesh.size, machine["setting"]):
         yield machine  # it ran, so it fits
         return
-    small = affordable(config, ways, STEP_S * REACHED * mesh.size * bench.product(config.model.dtype))
+    small = affordable(config, ways, STEP_S * REACHED * mesh.size * tune.product(config.model.dtype))
     if own and device.platform == "cpu":
         limit = min(limit, SHARE * own.bytes)
     trial, exact = _timed(small, mesh, limit), small == config
@@ -327,8 +327,8 @@ def _timed(config: Config, mesh: jax.sharding.Mesh, limit: float) -> tune.Trial:
     """Returns the trial of the config's own settings on random tokens."""
     config = with_keys(config, tune={"steps": STEPS})
     own = tune.own(config, config.train.microbatch_size, config.model.remat)
-    batches = itertools.repeat(bench.random_batch(lower.parts_of(config, mesh)))
-    return bench.Bench(config, mesh, limit, batches, lambda text: None, TIMED_S).trial(own)
+    batches = itertools.repeat(tune.random_batch(lower.parts_of(config, mesh)))
+    return tune.Bench(config, mesh, limit, batches, lambda text: None, TIMED_S).trial(own)
 
 
 def _flops(config: Config) -> float:
