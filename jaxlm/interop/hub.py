@@ -8,7 +8,7 @@ import pathlib
 import typing
 from collections.abc import Iterator
 
-from jaxlm.config import ConfigError, RunError, pip_install
+from jaxlm.config import ConfigError, RunError, optional
 
 _WEIGHTS = "model*.safetensors*"  # one file, or several and their index
 
@@ -52,10 +52,7 @@ def push(folder: pathlib.Path, repository: str, message: str) -> str:
 @contextlib.contextmanager
 def _errors(repository: str) -> Iterator[typing.Any]:
     """Yields the library; its errors become one line."""
-    try:
-        import huggingface_hub as library
-    except ImportError:
-        raise ConfigError(f"--push needs the package huggingface_hub: {pip_install('hub')}") from None
+    library = optional("huggingface_hub", "--push needs the package huggingface_hub", "hub")
     try:
         yield library
     except ConfigError:
