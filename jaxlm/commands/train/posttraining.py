@@ -33,10 +33,9 @@ from jaxlm.step.objectives import dpo, lm, policy, reward
 from jaxlm.step.objectives.base import Objective, Variables, init_head
 from jaxlm.step.state import TrainState
 from jaxlm.step.step import cast
-from jaxlm.train import announcement, batches, hooks, loop, origin
+from jaxlm.train import announcement, batches, hooks, loop, origin, reference, watches
 from jaxlm.train.origin import Origin
-from jaxlm.train.pairs import preferences, reference
-from jaxlm.train.rl import policies, process, prompts, rewards, rollouts
+from jaxlm.train.rl import process, prompts, rewards, rollouts
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -150,11 +149,11 @@ class Pairs(Chats):
         return held_out.of_pairs(parts.objective, ready.data, parts.mesh, c.eval, c.model.dtype)
 
     def watches(self, ready: Ready) -> list[loop.Watch]:
-        of_kind = preferences.of_reward if self._scores else preferences.of_dpo
+        of_kind = watches.of_reward if self._scores else watches.of_dpo
         return of_kind(ready.config, say)
 
     def remark(self, ready: Ready) -> hooks.Remark:
-        return preferences.Remarks(len(ready.data.val), super().remark(ready))
+        return watches.Remarks(len(ready.data.val), super().remark(ready))
 
 
 def tokenizer(config: Config) -> coder.Coder:
@@ -302,7 +301,7 @@ class Rewards(Chats):
             self._rollouts = rollouts.Rollouts(parts, frozen, ready.data, rewarder, reference, self._folder)
         say("the first step compiles what draws answers, what judges them and the update: minutes on a CPU")
         if int(state.step) == 0:
-            for line in (*policies.first_lines(c), chat.told_ends(self._tokenizer)):
+            for line in (*watches.first_lines(c), chat.told_ends(self._tokenizer)):
                 say(line)
             if c.reward.tasks and (baseline := rewards.baseline(ready.data.held_out(_ASKED), rewarder)):
                 say(baseline.line())
@@ -316,7 +315,7 @@ class Rewards(Chats):
         return self._rollouts.evaluate if ready.data.held_out(1) else None
 
     def watches(self, ready: Ready) -> list[loop.Watch]:
-        return policies.of_policy(ready.config, lambda: self._rollouts.common_word, say)
+        return watches.of_policy(ready.config, lambda: self._rollouts.common_word, say)
 
     def remark(self, ready: Ready) -> hooks.Remark:
         return hooks.Remarks(None, 0.0)
