@@ -43,8 +43,8 @@ def remembered(path: pathlib.Path, about: dict, make: Callable[[], dict]) -> dic
 
 
 def _inspect(config: Config, done: prepare.Prepared) -> dict[str, typing.Any]:
-    kept = {name for name, source in done.manifest["sources"].items() if source["kept"]["documents"]}
-    paths = {name: of_source for name, of_source in documents.find(done.path).items() if name in kept}
+    filled = {name for name, source in done.manifest["sources"].items() if source["kept"]["documents"]}
+    paths = {name: of_source for name, of_source in documents.find(done.path).items() if name in filled}
     with console.working("audit and mismatch report"), engine.worker_processes(2) as pool:
         compared = pool.submit(_mismatch, paths, config.prepare)
         halves = [pool.submit(_counts, paths, config.prepare, half) for half in counts.HALVES]

@@ -56,7 +56,7 @@ def gather(config: Config, tokenizer: Coder, step: int, name: str, parameters: i
 
 def _samples(texts: dict[str, list[dict]], step: int) -> list[dict]:
     """Returns the samples of the latest step up to `step`, the drawn one of each prompt if there is one."""
-    lines = [one for lines in texts.values() for one in lines if is_number(one.get("step")) and one["step"] <= step]
+    lines = [row for lines in texts.values() for row in lines if is_number(row.get("step")) and row["step"] <= step]
     latest = max((line["step"] for line in lines), default=0)
     return [*{line["prompt"]: line for line in lines if line["step"] == latest}.values()]
 

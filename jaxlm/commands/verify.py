@@ -124,9 +124,9 @@ def _trained(folder: pathlib.Path, book: dict, begin: int, until: int, config: C
 
 def _compared(folder: pathlib.Path, book: dict, place: pathlib.Path, begin: int, until: int) -> Iterator[tuple]:
     """Yields (True if it repeats, False if not, None if it proves neither; a line) for code, machine, metrics and states."""
-    found, here = differences.compare(folder, place), ledger.read(place)
+    differing, here = differences.compare(folder, place), ledger.read(place)
     was, now = ((books["starts"] or [{}])[-1] for books in (book, here))
-    rows = [row for row in found["inputs"] if row["what"] in ("code", "packages", "hardware", "choices")]
+    rows = [row for row in differing["inputs"] if row["what"] in ("code", "packages", "hardware", "choices")]
     for row in rows:
         yield None, f"{row['what']} {row['name']}: {row['a']} then, {row['b']} now"
     if (now["git"] or {}).get("dirty"):
@@ -134,7 +134,7 @@ def _compared(folder: pathlib.Path, book: dict, place: pathlib.Path, begin: int,
     hardware = now["hardware"]
     alike = hardware["platform"] != "cpu" or hardware["host"] == (was.get("hardware") or {}).get("host")
     differs = False if alike and all(row["what"] == "code" for row in rows) else None
-    yield differs if found["parted"] else True, f"metrics: {found['verdict']}"
+    yield differs if differing["parted"] else True, f"metrics: {differing['verdict']}"
     links, replayed = receipt.valid(book), receipt.valid(here)
     for step in (step for step in links if begin < step <= until):
         new, old, begun = (at / f"checkpoints/{n}" for at, n in ((place, step), (folder, step), (folder, begin)))

@@ -244,8 +244,8 @@ def read(config: dict[str, typing.Any], microbatch: int = 0) -> dict[str, typing
         return config
     batches, train = evaluation["max_batches"], config["train"]
     chosen = train["microbatch_size"] if train["microbatch_size"] > 0 else microbatch or train["batch_size"]
-    kept = {key: value for key, value in evaluation.items() if key != "max_batches"}
-    return config | {"eval": kept | {"older_batches": (batches, evaluation["batch_size"] or chosen)}}
+    others = {key: value for key, value in evaluation.items() if key != "max_batches"}
+    return config | {"eval": others | {"older_batches": (batches, evaluation["batch_size"] or chosen)}}
 
 
 def read_run(saved: dict[str, typing.Any], whole: dict[str, typing.Any], folder: pathlib.Path) -> dict[str, typing.Any]:

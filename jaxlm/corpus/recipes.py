@@ -111,7 +111,7 @@ def _words(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key}={_words(part)}" for key, part in value.items()) or "nothing"
     if isinstance(value, list):  # of stages: a name, or a name with its settings
-        one = len(value) == 1
-        parts = (f"{p[0]} {_words(p[1]) if one else ''}".strip() if isinstance(p, list) else str(p) for p in value)
+        alone = len(value) == 1
+        parts = (f"{p[0]} {_words(p[1]) if alone else ''}".strip() if isinstance(p, list) else str(p) for p in value)
         return ", ".join(parts) or "nothing"
     return "nothing" if value in (None, "") else str(value)

@@ -219,8 +219,8 @@ def add(folder: pathlib.Path, result: TaskResult, about: dict[str, typing.Any]) 
         alike = old.get("fewshot") == result.fewshot and then.get("chat_template") == about.get("chat_template")
         whose = " that the training asked" if then.get("training") else ""
         if alike and had > new and _holds(place, result):
-            kept = f"{place} keeps the {had:,} questions of {result.task}{whose}, not these {new:,}"
-            return f"{kept}; to replace them, delete {_file(result.task)}.jsonl there"
+            sentence = f"{place} keeps the {had:,} questions of {result.task}{whose}, not these {new:,}"
+            return f"{sentence}; to replace them, delete {_file(result.task)}.jsonl there"
         line = f"{place}: these {new:,} questions of {result.task} replace the {had:,}{whose}"
         line += "" if alike else ", with other worked examples or another template"
     write(folder, [result], about)

@@ -160,7 +160,7 @@ def _seeds(folder: pathlib.Path, run: Mapping, change: float) -> Iterator[str]:
 
     for place in (folder.resolve().parent.parent, *sorted(folder.glob(f"{sweep.FOLDER}/*"))):
         with contextlib.suppress(ValueError, TypeError, KeyError):  # no sweep, a damaged one, one without a result
-            found = sweep.read(place)
-            scatter = float(np.median(found["result"]["scatters"]))
-            if (found["shape"]["parameters"], found["shape"]["steps"]) == (run["params"], run["steps"]):
+            near = sweep.read(place)
+            scatter = float(np.median(near["result"]["scatters"]))
+            if (near["shape"]["parameters"], near["shape"]["steps"]) == (run["params"], run["steps"]):
                 yield f"{'within' if abs(change) <= 2 * scatter else 'beyond'} the noise of seeds, {scatter:.3f} ({place.name})"

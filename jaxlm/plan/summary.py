@@ -141,11 +141,11 @@ def _row(
     config: Config, planner: fit.Planner, mesh: MeshConfig, memory: Memory, device: Accelerator
 ) -> dict[str, typing.Any]:
     """Returns the row of one accelerator: for `plan.mesh`, or without it for as few devices as the model needs."""
-    asked = bool(config.plan.mesh)
-    fitting = planner.largest(mesh, device.memory) if asked else planner.fewest(device.memory)
+    on_mesh = bool(config.plan.mesh)
+    fitting = planner.largest(mesh, device.memory) if on_mesh else planner.fewest(device.memory)
     devices = fitting.devices if fitting else fit.devices_of(mesh)
     as_planned = bool(fitting) and devices == fit.devices_of(mesh)
-    costs = _cost(config, device, fitting, hosts(config, mesh) if asked else -(-devices // 8), devices)
+    costs = _cost(config, device, fitting, hosts(config, mesh) if on_mesh else -(-devices // 8), devices)
     change = planner.faster(mesh, device.memory) if as_planned else planner.remedy(mesh, device.memory)
     changed = change and {key: getattr(change, key) for key in ("devices", "optimizer", "remat", "microbatch")}
     if change:  # its cost on the mesh

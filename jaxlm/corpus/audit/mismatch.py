@@ -76,12 +76,12 @@ def sample(texts: Iterable[str], sample_chars: int, read_bytes: int) -> Sample:
             break
     hashed.sort()
     sizes = np.cumsum([len(passage) for _, passage, _ in hashed])
-    kept = hashed[: np.searchsorted(sizes, sample_chars) + 1]
+    chosen = hashed[: np.searchsorted(sizes, sample_chars) + 1]
     number: dict[int, int] = {}
-    groups = np.asarray([number.setdefault(document, len(number)) for *_, document in kept], np.int64)
+    groups = np.asarray([number.setdefault(document, len(number)) for *_, document in chosen], np.int64)
     if len(number) < _FEW_DOCUMENTS:
-        groups = np.arange(len(kept))
-    return Sample([passage for _, passage, _ in kept], groups, np.asarray(lengths, np.int64), read)
+        groups = np.arange(len(chosen))
+    return Sample([passage for _, passage, _ in chosen], groups, np.asarray(lengths, np.int64), read)
 
 
 def js_divergence(a: np.ndarray, b: np.ndarray) -> float:

@@ -292,7 +292,7 @@ def _tidy(text: str) -> str:
 
 def _without_empty_sections(text: str) -> str:
     """Returns the text without headings with no text before the next one of their level or above, and without blank runs."""
-    kept, below, fenced = [], 1, False  # below: the level of the heading that follows at once; 0 = text follows
+    lines, below, fenced = [], 1, False  # below: the level of the heading that follows at once; 0 = text follows
     for line in reversed(text.split("\n")):
         if line.startswith("```"):
             fenced = not fenced
@@ -304,10 +304,10 @@ def _without_empty_sections(text: str) -> str:
             below = len(match[1])
         elif line:
             below = 0
-        elif kept and not kept[-1]:
+        elif lines and not lines[-1]:
             continue
-        kept.append(line)
-    return "\n".join(reversed(kept))
+        lines.append(line)
+    return "\n".join(reversed(lines))
 
 
 _FLAT = re.compile(r"(?<!\{)\{\{([^{}|]*)((?:\|[^{}]*)?)\}\}")

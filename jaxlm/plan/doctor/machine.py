@@ -247,11 +247,11 @@ def need(config: Config, mesh: Mesh, dtype_asked: str = "") -> Need:
     remat = "full" if config.model.remat == "auto" else config.model.remat
     settled = fit.with_changes(config, remat=remat, microbatch=microbatch)
     made = lower.parts_of(settled, mesh)
-    kept = made.abstract.params if config.checkpoint.average else {}
-    checkpoint = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((made.abstract, kept)))
+    averaged = made.abstract.params if config.checkpoint.average else {}
+    checkpoint = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((made.abstract, averaged)))
     planned = memory.estimate(settled, mesh)
     _, offloaded = memory.device_bytes(made.abstract, made.shardings)
-    offloaded += planned.parameters if kept and config.optim.offload else 0
+    offloaded += planned.parameters if averaged and config.optim.offload else 0
     state = planned.parameters + planned.optimizer + planned.gradients + planned.average
     wider = dtype_asked == "auto" and config.model.dtype == "float32"
     return Need(planned.total, state, offloaded, checkpoint, microbatch, remat, wider)

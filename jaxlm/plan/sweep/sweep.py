@@ -133,13 +133,13 @@ def cores(sweep: Sweep, rows: Sequence[Mapping[str, typing.Any]]) -> list[list[i
     return [here[i * each :][:each] for i in range(min(fit, len(here) // each))]
 
 
-def contrasts(sweep: Sweep, kept: Sequence[int]) -> list[tuple[str, str, np.ndarray]]:
-    """Returns (key, value, weights of the `kept` arms) of each difference: `value` against the base's value of the key.
+def contrasts(sweep: Sweep, numbers: Sequence[int]) -> list[tuple[str, str, np.ndarray]]:
+    """Returns (key, value, weights of the `numbers` arms) of each difference: `value` against the base's value of the key.
 
     A difference is a mean over the pairs of arms that differ in this key alone: over all values of the other keys if the
     sweep has all combinations (a main effect).
     """
-    arms, rows = [sweep["arms"][i] for i in kept], []
+    arms, rows = [sweep["arms"][i] for i in numbers], []
     for key, own in sweep["base"].items():
         for value in dict.fromkeys(arm[key] for arm in arms if arm[key] != own):
             ends = itertools.permutations(range(len(arms)), 2)
@@ -161,8 +161,8 @@ def conclude(sweep: Sweep, folder: pathlib.Path) -> None:
     sweep |= {"noise": own._asdict(), "borrowed": borrowed._asdict() | {"of": of}, "smallest": None, "result": None}
     if sweep["same"].get("search") and (done := [run for run in sweep["runs"] if run["loss"] is not None]):
         done.sort(key=lambda run: run["loss"], reverse=sweep["same"]["highest"])
-        found = {"arms": [run["arm"] for run in done], "means": [run["loss"] for run in done]}
-        sweep["result"] = {"seeds": 1, "differences": [], "scatters": [0.0] * len(done)} | found
+        ranking = {"arms": [run["arm"] for run in done], "means": [run["loss"] for run in done]}
+        sweep["result"] = {"seeds": 1, "differences": [], "scatters": [0.0] * len(done)} | ranking
     if not (rows := contrasts(sweep, arms)):
         return
     family = Family(tuple(tuple(weights) for *_, weights in rows))
@@ -257,7 +257,7 @@ def runs(sweep: Sweep, left: float | None, usd_per_hour: float, at_once: int) ->
 def lines(sweep: Sweep) -> list[str]:
     """Returns sentences on the noise, on the smallest difference, and on arms without a result."""
     noise, borrowed, smallest, result = (sweep[key] for key in ("noise", "borrowed", "smallest", "result"))
-    told, size = [], "one seed tells nothing apart, unless a finished sweep like this lies beside it: give --seeds=3"
+    notes, size = [], "one seed tells nothing apart, unless a finished sweep like this lies beside it: give --seeds=3"
     if sweep["same"].get("search"):
         size = "the best of a search is so in part by luck: a sweep of its values and the config's own tells them apart"
     if smallest:
@@ -268,14 +268,14 @@ def lines(sweep: Sweep) -> list[str]:
     if df := noise["df"] + borrowed["df"]:
         scatter = math.sqrt((noise["squares"] + borrowed["squares"]) / df)
         of = f", {borrowed['df']} of them borrowed from {', '.join(borrowed['of'])}" * bool(borrowed["df"])
-        told.append(
+        notes.append(
             f"noise: a run scatters by {_number(scatter)} beyond its arm and its seed ({df} degrees of freedom{of})"
         )
         size += f"; in numbers: {_number(smallest['scatters'] * scatter)}" if smallest else ""
     why = {_arm(sweep, run["arm"]): f"{run['name']}: {run['why']}" for run in sweep["runs"] if run["why"]}
-    told += [size, *(f"left out: {name}: {words}" for name, words in why.items())]
+    notes += [size, *(f"left out: {name}: {words}" for name, words in why.items())]
     by = f"seeds that all arms have done: {result['seeds']}" if result and result["differences"] else ""
-    return [*told, *filter(None, [by])]
+    return [*notes, *filter(None, [by])]
 
 
 def tables(sweep: Sweep) -> list[Table]:
