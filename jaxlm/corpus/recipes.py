@@ -3,7 +3,6 @@
 import hashlib
 import importlib.metadata
 import pathlib
-import typing
 from collections.abc import Mapping
 
 from jaxlm.config import ConfigError, older
@@ -48,13 +47,13 @@ def check_same(
 
 
 def with_newer_settings(
-    built: Mapping[str, typing.Any],
-    wanted: Mapping[str, typing.Any],
+    built: Mapping,
+    wanted: Mapping,
     *,
     source: Mapping,
     stages: Mapping[str, Mapping],
     log: Say = print,
-) -> dict[str, typing.Any]:
+) -> dict:
     """Returns the recipe `built`, plus the settings that it lacks and that `wanted` has at their defaults.
 
     Finished data may be older than a setting, or than its default (`older.CHANGED`).

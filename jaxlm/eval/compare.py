@@ -7,7 +7,6 @@ test. The p-values are corrected by Holm (1979), those of bits per byte separate
 
 import collections
 import dataclasses
-import typing
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -162,7 +161,7 @@ def _metrics(a: TaskResult, b: TaskResult) -> list[str]:
     return chosen or [*both][:1]
 
 
-def votes(records: Sequence[typing.Any]) -> Comparison:
+def votes(records: Sequence) -> Comparison:
     """Compares two models by votes: {"winner": "a", "b" or "tie", "item": ...}.
 
     All votes on an item count as one: the item goes to the side with more votes. Tied items count in `n`, not in p.

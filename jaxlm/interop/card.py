@@ -5,7 +5,6 @@ import json
 import re
 import shlex
 import textwrap
-import typing
 from collections.abc import Mapping, Sequence
 
 from jaxlm.config import ModelConfig
@@ -60,16 +59,16 @@ class Facts:
     config: ModelConfig
     step: int
     parameters: int
-    run: Mapping[str, typing.Any]
-    phases: Sequence[Mapping[str, typing.Any]]
-    sources: Mapping[str, Mapping[str, typing.Any]]
+    run: Mapping
+    phases: Sequence[Mapping]
+    sources: Mapping[str, Mapping]
     mixture: str
     licences: Mapping[str, Sequence[str]]
-    scores: Sequence[typing.Any]
+    scores: Sequence
     chats: bool
     tokenizer_class: str
-    evaluation: Mapping[str, typing.Any] = dataclasses.field(default_factory=dict)
-    samples: Sequence[Mapping[str, typing.Any]] = ()
+    evaluation: Mapping = dataclasses.field(default_factory=dict)
+    samples: Sequence[Mapping] = ()
     examples: Sequence[str] = ()
     origin: str = ""
     rewards: bool = False

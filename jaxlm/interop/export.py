@@ -51,7 +51,7 @@ class Source:
     config: ModelConfig
     tokenizer: Coder
     name: str
-    about: dict[str, typing.Any]
+    about: dict
     card: str
     scores: bool = False
     adapted: peft.Adapted | None = None

@@ -11,7 +11,6 @@ import json
 import math
 import pathlib
 import struct
-import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
@@ -307,7 +306,7 @@ class HfFolder:
         text += b" " * (-len(text) % _ALIGN)
         return struct.pack("<Q", len(text)) + text
 
-    def _config_json(self, tokenizer: Coder) -> dict[str, typing.Any]:
+    def _config_json(self, tokenizer: Coder) -> dict:
         opening, config, dtype = tokenizer.opening, hf_config.content(self._config), DTYPES[self._dtype].name
         if self._scores:
             config |= hf_config.scoring(config) | {"pad_token_id": _pad_id(tokenizer)}
@@ -341,7 +340,7 @@ def write_tokenizer(folder: pathlib.Path, tokenizer: Coder, max_length: int) -> 
         write_json(folder / imported.JSON, spec)
 
 
-def write_json(path: pathlib.Path, content: dict[str, typing.Any]) -> None:
+def write_json(path: pathlib.Path, content: dict) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -353,6 +352,6 @@ def _pad_id(tokenizer: Coder) -> int | None:
     return tokenizer.id_of(name) if name else None
 
 
-def generation(tokenizer: Coder) -> dict[str, typing.Any]:
+def generation(tokenizer: Coder) -> dict:
     ends, opening = chat.ends(tokenizer), tokenizer.opening
     return {"bos_token_id": opening[0] if opening else None, "eos_token_id": list(ends) if len(ends) > 1 else ends[0]}

@@ -5,7 +5,6 @@ The library finds the token itself (HF_TOKEN, or the hub's login) and asks the h
 
 import contextlib
 import pathlib
-import typing
 from collections.abc import Iterator
 
 from jaxlm.config import ConfigError, RunError, optional
@@ -50,7 +49,7 @@ def push(folder: pathlib.Path, repository: str, message: str) -> str:
 
 
 @contextlib.contextmanager
-def _errors(repository: str) -> Iterator[typing.Any]:
+def _errors(repository: str) -> Iterator:
     """Yields the library; its errors become one line."""
     library = optional("huggingface_hub", "--push needs the package huggingface_hub", "hub")
     try:

@@ -23,7 +23,6 @@ import statistics
 import struct
 import sys
 import time
-import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from jaxlm.config import CheckpointConfig, Config, ConfigError, LogConfig, pip_install
@@ -238,7 +237,7 @@ class _Guarded:
     _failed = False
 
     @contextlib.contextmanager
-    def _guard(self, problem: str) -> typing.Iterator[None]:
+    def _guard(self, problem: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # it may raise anything, from its own errors to a broken pipe
@@ -305,7 +304,7 @@ class WandB(_Guarded):
     """
 
     def __init__(self, workdir: pathlib.Path, mode: str, run_config: dict):
-        self._run: typing.Any = None
+        self._run = None
         with self._guard("W&B can't be used"):
             import wandb  # here, because it is large and seldom used
 

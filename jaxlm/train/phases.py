@@ -30,9 +30,7 @@ _MAY_BE_MISSING = ("loss_begin", "loss_end", "usd_per_point", "val_loss", "token
 # The bill
 
 
-def point(
-    records: Records, step: int, spent: tuple[float, float] | None = None, at_least: int = 0
-) -> dict[str, typing.Any]:
+def point(records: Records, step: int, spent: tuple[float, float] | None = None, at_least: int = 0) -> dict:
     """Returns where the run stood after `step`, by its metrics: step, wall_s, cost_usd, val_loss, train_loss, skipped.
 
     The training loss is the mean of the last logged losses, from step `at_least` on; None if unknown, as `val_loss`. `spent`:

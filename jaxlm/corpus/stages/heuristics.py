@@ -8,7 +8,6 @@ import collections
 import functools
 import pathlib
 import re
-import typing
 
 import numpy as np
 
@@ -282,7 +281,7 @@ class FineWeb(_Prose):
 
 
 @functools.cache
-def tokenizer() -> typing.Any:
+def tokenizer() -> object:
     """Returns a tokenizer for datatrove's filters that gives the words and sentences of `jaxlm.corpus.words`."""
     from datatrove.utils.word_tokenizers import WordTokenizer
 

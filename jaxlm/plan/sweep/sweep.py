@@ -30,7 +30,6 @@ import math
 import os
 import pathlib
 import re
-import typing
 import zlib
 from collections.abc import Mapping, Sequence
 
@@ -50,7 +49,7 @@ from jaxlm.run import ledger, metrics
 FOLDER, FILE, VERSION = "sweeps", "sweep.json", 1  # WORKDIR/sweeps/KEYS/sweep.json, if --out names no other folder
 _LONGEST = 80  # characters of an arm's name
 PROCESS = 1e9  # bytes of a run beside its step: Python, JAX, its compiler (.65e9 of a quickstart in all), a save
-Sweep = dict[str, typing.Any]
+Sweep = dict
 Arm = dict[str, str]  # key -> value
 
 
@@ -84,7 +83,7 @@ def begin(config: Config, folder: pathlib.Path, own: Arm, arms: Sequence[Arm], s
     return head | {"threads": saved.get("threads", 0), "runs": runs}
 
 
-def _told(key: str, value: typing.Any) -> str:
+def _told(key: str, value: object) -> str:
     """Returns a value of `same` as a command line says it: "with --search of optim.lr=0.001..0.01", "without --search"."""
     if key == "search" and not value:
         return "without --search"
@@ -108,7 +107,7 @@ def _name(values: Mapping[str, str]) -> str:
     return plain if plain == text else f"{plain}-{zlib.crc32(text.encode()):08x}"
 
 
-def row(config: Config) -> dict[str, typing.Any]:
+def row(config: Config) -> dict:
     """Returns this machine's measured `kind`, bytes `needed` by a step, and `hours` of a run; None or absent: unknown."""
     c = settle.assuming(config, remat="none", rows=config.train.batch_size)
     measured = machines.row(with_keys(c, plan={"accelerator": ""}))
@@ -119,7 +118,7 @@ def row(config: Config) -> dict[str, typing.Any]:
     return measured | {"hours": training and training + rungs.START_S / 3600}
 
 
-def cores(sweep: Sweep, rows: Sequence[Mapping[str, typing.Any]]) -> list[list[int]]:
+def cores(sweep: Sweep, rows: Sequence[Mapping]) -> list[list[int]]:
     """Returns the cores of each of the runs that train at a time: several on a CPU with memory for them, else one on all.
 
     `rows`: each arm's `row`. A sweep that begins gets its `threads`.

@@ -19,7 +19,6 @@ import shutil
 import statistics
 import subprocess
 import time
-import typing
 from collections.abc import Callable, Iterator, Mapping
 
 import jax
@@ -151,7 +150,7 @@ TOKENS = 256  # of the shortest rows
 REACHED = 0.4  # of the speed of a matrix product: a guess, to choose what to time
 
 
-def row(config: Config) -> dict[str, typing.Any]:
+def row(config: Config) -> dict:
     """Returns this machine as a row of the plan, or {"why": the reason that there is none}, "" if no row was asked for."""
     mode, setting = config.plan.measure, _key(config)
     if mode == "never" or (mode == "auto" and config.plan.accelerator):  # planned for another accelerator
@@ -189,7 +188,7 @@ def _memory(config: Config, machine: dict) -> float:
     return machine["memory"]
 
 
-def _finished(config: Config, machine: dict) -> dict[str, typing.Any]:
+def _finished(config: Config, machine: dict) -> dict:
     """Returns the machine with its hours, dollars and MFU for the config, and whether its step fits (None: unknown)."""
     speed, peak = machine["tokens_per_second"], config.hardware.peak_tflops or flops.peak_tflops(machine["kind"])
     hours = cost.tokens(config) / speed / 3600 if speed else None
@@ -220,7 +219,7 @@ def _computing() -> list[str]:
     return []
 
 
-def _in_child(config: Config) -> dict[str, typing.Any]:
+def _in_child(config: Config) -> dict:
     """Runs `work` in a new process, which has this machine's devices. Returns its last message, or {"why": ...}."""
     machine, end = {}, time.monotonic() + LIMIT_S
     measuring = Child("jaxlm.plan.tune.machines:work")
@@ -245,7 +244,7 @@ def work(configs: Iterator[Config], tell: Callable[[dict], None]) -> None:
         tell({"why": config_files.first_line(error)[:100]})
 
 
-def measure(config: Config) -> Iterator[dict[str, typing.Any]]:
+def measure(config: Config) -> Iterator[dict]:
     """Yields a config's measurement on this process's devices: first with the speed, then with the memory too; or {"why": ...}.
 
     `setting` is the `key` of training, `memory` the bytes of a device that a step may take without `tune.memory_gb`, `needed`

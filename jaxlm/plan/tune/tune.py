@@ -10,7 +10,6 @@ import statistics
 import threading
 import time
 import timeit
-import typing
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
@@ -498,7 +497,7 @@ def slowness(trial: Trial) -> float:
     return -(trial.tokens_per_second or 0)
 
 
-def row(config: Config, trial: Trial) -> dict[str, typing.Any]:
+def row(config: Config, trial: Trial) -> dict:
     """Returns a trial as a row of the table."""
     speed, per_token, h = trial.tokens_per_second, flops.of(config), config.hardware
     peak = h.peak_tflops or flops.peak_tflops(jax.devices()[0].device_kind)
@@ -517,7 +516,7 @@ def row(config: Config, trial: Trial) -> dict[str, typing.Any]:
     }
 
 
-def readable(table: list[dict[str, typing.Any]]) -> list[dict[str, typing.Any]]:
+def readable(table: list[dict]) -> list[dict]:
     """Returns the table as users read it: without empty columns, and with "-" for values that are None."""
     shown = [name for name in (table[0] if table else ()) if any(line[name] not in (None, "") for line in table)]
     return [{name: "-" if line[name] is None else line[name] for name in shown} for line in table]

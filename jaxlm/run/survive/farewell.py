@@ -10,7 +10,6 @@ import os
 import pathlib
 import threading
 import time
-import typing
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -198,6 +197,6 @@ CLOUDS = {"gce": Gce, "aws": Aws}
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def _ask(url: str, **request: typing.Any) -> str:
+def _ask(url: str, **request: object) -> str:
     with _opener.open(urllib.request.Request(url, **request), timeout=_ANSWER_S) as answer:
         return " ".join(answer.read(10_000).decode("utf-8", "replace").split())
