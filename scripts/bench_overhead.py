@@ -31,15 +31,14 @@ from jaxlm.data.batches import document_rows, loader
 from jaxlm.data.shards import shards
 from jaxlm.devices import sharding
 from jaxlm.run import clock as clock_lib
-from jaxlm.run import loggers, signals
+from jaxlm.run import metrics, signals
 from jaxlm.run.checkpoints import digest
 from jaxlm.run.checkpoints.store import Checkpointer
 from jaxlm.step.objectives import base
 from jaxlm.step.state import TrainState
 from jaxlm.train import hooks, loop, stability, watches
 from jaxlm.train.batches import LoaderBatches
-from jaxlm.train.log.meter import Meter
-from jaxlm.train.log.recorder import Recorder
+from jaxlm.train.recorder import Meter, Recorder
 
 
 class Device(threading.Thread):
@@ -156,7 +155,7 @@ def measure(config: Config, data: shards.DataDir, folder: pathlib.Path, seconds:
     order = document_rows.Rows(data, data.mixture, 0, t.seq_len, t.batch_size)
     batches = loader.TrainLoader(order)
     saver = Saver(folder / "checkpoints", config.checkpoint, last=lambda: last)
-    writer = loggers.Writer(folder, config.log, {})
+    writer = metrics.Writer(folder, config.log, {})
     spent = clock_lib.Clock()
     meter = Meter(
         spent, tokens_per_step=t.batch_size * t.seq_len, flops_palm=1, flops_causal=1, peak_flops=None, usd_per_hour=0

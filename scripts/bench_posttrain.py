@@ -1,7 +1,7 @@
 """Times SFT or DPO and TRL's trainers alternately, on the same model and the same examples.
 
     jaxlm export RUN --to=hf --dtype=f32 --out=HF_DIR        # RUN: an SFT run, so that it has a chat template
-    python scripts/bench_posttrain.py sft RUN HF_DIR chats.jsonl
+    python scripts/bench_posttrain.py sft RUN HF_DIR posttraining.jsonl
     python scripts/bench_posttrain.py dpo RUN HF_DIR pairs.jsonl
 
 All parameters are trained in float32. TRL's trainer runs in its own process: SFT padded, and packed; DPO padded, with the
@@ -29,7 +29,7 @@ def ours(kind: str, given: argparse.Namespace, folder: str) -> Turn:
     import jax
 
     from jaxlm import config
-    from jaxlm.commands.train import chats
+    from jaxlm.commands.train import posttraining
     from jaxlm.commands.train.kind import Ready
     from jaxlm.config import config_files
     from jaxlm.devices import processes, sharding
@@ -44,7 +44,7 @@ def ours(kind: str, given: argparse.Namespace, folder: str) -> Turn:
     c = config.resolve(asked)
     mesh = processes.start(c.hardware, c.distributed, c.mesh, c.model.dtype)
     c = dataclasses.replace(c, model=hardware.for_platform(c.model, jax.devices()[0].platform, c.mesh.context))
-    training = {"sft": chats.Chats, "dpo": chats.Pairs}[kind](c)
+    training = {"sft": posttraining.Chats, "dpo": posttraining.Pairs}[kind](c)
     ready = Ready(c, training.parts(c, mesh), training.data(c))
     state, frozen = ready.parts.create(training.origin(c))
     ready = training.begin(ready, state, frozen)

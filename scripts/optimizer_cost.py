@@ -24,7 +24,7 @@ from jaxlm.devices import sharding
 from jaxlm.models import hardware
 from jaxlm.plan import accelerators, flops, lower
 from jaxlm.plan.cost import mfu
-from jaxlm.plan.tune import bench
+from jaxlm.plan.tune import tune
 from jaxlm.step import optim
 from jaxlm.train import average
 
@@ -76,7 +76,7 @@ def timed(config: Config) -> tuple[float, float]:
     made = lower.parts_of(config, mesh)
     every = average.every(config, "cpu")
     with jax.set_mesh(mesh):
-        (state, frozen), batch, step = made.create(), bench.random_batch(made), made.jit()
+        (state, frozen), batch, step = made.create(), tune.random_batch(made), made.jit()
         kept = average.following(lambda frozen, state, batch: (state, {}), config, mesh, made.shardings, 0)
 
         def each(call: typing.Callable, times: int) -> float:

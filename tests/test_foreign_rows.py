@@ -21,7 +21,7 @@ from jaxlm.data.chats import chat
 from jaxlm.data.tokenizer import coder
 from jaxlm.eval import core, results
 from jaxlm.host import files
-from jaxlm.interop import export, hf_config, hf_weights, peft_config
+from jaxlm.interop import export, hf_config, hf_folder, peft_config
 from jaxlm.plan.ladder import ladder
 from jaxlm.plan.sweep import sweep
 from jaxlm.plan.tune import machines
@@ -238,15 +238,15 @@ def test_no_flipped_bit_of_an_export_is_imported(tmp_path, capsys):
     assert cli.main(["export", str(tmp_path / "run"), "--to=hf", f"--out={out}"]) == 0
     mark = json.loads((out / export.MARK).read_bytes())
     assert mark["sha256"].keys() == set(mark["files"]) - {"README.md"}
-    hf_weights.check_export(out)
+    hf_folder.check_export(out)
     for name in mark["sha256"]:
         raw = (out / name).read_bytes()
         put(out, name, raw[:-3] + bytes([raw[-3] ^ 1]) + raw[-2:])
         with pytest.raises(ConfigError, match=f"{name} is not what jaxlm export wrote"):
-            hf_weights.check_export(out)
+            hf_folder.check_export(out)
         put(out, name, raw)
     (out / "README.md").write_text("my own card")
-    hf_weights.check_export(out)
+    hf_folder.check_export(out)
     put(out, "model.safetensors", (out / "model.safetensors").read_bytes()[:-1] + b"\x01")
     assert cli.main(["import", str(out), f"--out={tmp_path / 'again'}"]) == 2
     assert "model.safetensors is not what jaxlm export wrote: copy it again" in capsys.readouterr().err

@@ -13,7 +13,7 @@ import tiny_mirror
 from jaxlm.cli import cli
 from jaxlm.corpus.benchmarks import reading
 from jaxlm.corpus.sources import files as source_files
-from jaxlm.run.checkpoints import digest, meta, restore
+from jaxlm.run.checkpoints import digest, meta, store
 from jaxlm.run.checkpoints.remote import Remote
 from jaxlm.run.checkpoints.saving import Saving
 
@@ -36,8 +36,8 @@ def checkpoint(run: pathlib.Path) -> None:
     shutil.rmtree(run)
     assert tiny_mirror.restore(mirror, run)[0] == 3
     wanted = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), items)
-    restored = restore.restore(folder, wanted)
-    for kernel in (restored["params"]["a"]["kernel"], restore.reader(folder)("a/kernel")):
+    restored = store.restore(folder, wanted)
+    for kernel in (restored["params"]["a"]["kernel"], store.reader(folder)("a/kernel")):
         np.testing.assert_array_equal(kernel, ITEMS["params"]["a"]["kernel"])
 
 

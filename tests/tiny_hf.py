@@ -9,7 +9,7 @@ import tiny_models as tiny
 
 from jaxlm import models
 from jaxlm.devices import tree
-from jaxlm.interop import hf_config, hf_weights, leaves
+from jaxlm.interop import hf_config, hf_folder, leaves
 
 TEXTS = (
     "the cat sat on the mat and the dog ran after it.\n\tdef f(x):\n    return x + 12345\n",
@@ -101,7 +101,7 @@ def save(folder: pathlib.Path, state: dict, files: int = 1) -> None:
 
 def params_of(state: dict, config) -> dict:
     """Our parameters (float32 numpy) for a Hugging Face state dict; the padding rows of the vocabulary become zero."""
-    hf_weights.check_tensors({name: tuple(value.shape) for name, value in state.items()}, config)
+    hf_folder.check_tensors({name: tuple(value.shape) for name, value in state.items()}, config)
     params: list[tuple[str, np.ndarray]] = []
     for tensor in leaves.tensors(config):
         value = np.asarray(state[tensor.name], np.float32)

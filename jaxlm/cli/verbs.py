@@ -68,8 +68,7 @@ def _option(words: str, metavar: str, **more: object) -> dict:
 
 
 # config.program -> the module of jaxlm.commands that trains it.
-TRAINING = {"pretrain": "train.text"}
-TRAINING |= dict.fromkeys(("sft", "dpo", "reward"), "train.chats") | dict.fromkeys(("ppo", "grpo"), "train.rewards")
+TRAINING = {"pretrain": "train.text"} | dict.fromkeys(("sft", "dpo", "reward", "ppo", "grpo"), "train.posttraining")
 _JSON = {"--json": _flag("print JSON instead of a table")}
 _PARAMS = _text("N", "another size of CONFIG's model, in its proportions: 10M, 1.5B", None)
 _CHECKPOINT = {"--checkpoint": {"default": "latest", "help": "latest, best or a step (default: latest)"}}

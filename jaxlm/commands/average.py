@@ -88,26 +88,26 @@ def _ways(folder: pathlib.Path, args: argparse.Namespace, moving: bool = False) 
 
     `moving`: True if the last checkpoint holds an average of its own, which then is a way too.
     """
-    kept = [step for step in keep.steps(folder / "checkpoints") if step]
+    saved = [step for step in keep.steps(folder / "checkpoints") if step]
     if args.steps:
-        asked = [int(word) for word in args.steps.split(",") if word.strip().isdecimal()]
-        if len(set(asked)) < 2 or len(asked) != args.steps.count(",") + 1 or set(asked) - set(kept):
-            raise ConfigError(f"--steps={args.steps}: two or more of the checkpoints {', '.join(map(str, kept))}")
-        return {"average": _equal(sorted(set(asked)))}
-    if len(kept) < 2 and not moving:
+        named = [int(word) for word in args.steps.split(",") if word.strip().isdecimal()]
+        if len(set(named)) < 2 or len(named) != args.steps.count(",") + 1 or set(named) - set(saved):
+            raise ConfigError(f"--steps={args.steps}: two or more of the checkpoints {', '.join(map(str, saved))}")
+        return {"average": _equal(sorted(set(named)))}
+    if len(saved) < 2 and not moving:
         raise ConfigError(
-            f"{folder} has {len(kept)} checkpoint{'s' * (len(kept) != 1)}, an average needs two: "
+            f"{folder} has {len(saved)} checkpoint{'s' * (len(saved) != 1)}, an average needs two: "
             "--config.checkpoint.keep_last=10 keeps more, --config.checkpoint.average=0.1 keeps a moving one"
         )
     if args.last is not None:
-        if not 2 <= args.last <= len(kept):
-            raise ConfigError(f"--last={args.last}: there are {len(kept)} checkpoints; at least 2 make an average")
-        return {f"last {args.last}": _equal(kept[-args.last :])}
+        if not 2 <= args.last <= len(saved):
+            raise ConfigError(f"--last={args.last}: there are {len(saved)} checkpoints; at least 2 make an average")
+        return {f"last {args.last}": _equal(saved[-args.last :])}
     if args.ema is not None:
-        return {f"ema {args.ema:g}": _ema(kept, args.ema)}
-    means = {_IN_TRAINING: {kept[-1]: 1.0}} if moving else {}
-    means |= {f"last {count}": _equal(kept[-count:]) for count in (2, 3, 5, 10) if count <= len(kept)}
-    return means | ({f"ema {decay:g}": _ema(kept, decay) for decay in (0.5, 0.8)} if len(kept) > 2 else {})
+        return {f"ema {args.ema:g}": _ema(saved, args.ema)}
+    means = {_IN_TRAINING: {saved[-1]: 1.0}} if moving else {}
+    means |= {f"last {count}": _equal(saved[-count:]) for count in (2, 3, 5, 10) if count <= len(saved)}
+    return means | ({f"ema {decay:g}": _ema(saved, decay) for decay in (0.5, 0.8)} if len(saved) > 2 else {})
 
 
 def _equal(steps: list[int]) -> Weights:

@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import typing
 from collections.abc import Callable, Iterator
 
 from jaxlm.config import Config, PrepareConfig
@@ -18,7 +17,7 @@ _JUNK_ROWS = 200
 _SAMPLED_FILES = 256  # at most, of each source
 
 
-def inspect(config: Config, done: prepare.Prepared) -> dict[str, typing.Any]:
+def inspect(config: Config, done: prepare.Prepared) -> dict:
     """Returns audit and mismatch report of `prepare.report_mb` megabytes of each source; cached in DATA/findings.json."""
     if not config.prepare.report_mb:
         return {}
@@ -29,7 +28,7 @@ def inspect(config: Config, done: prepare.Prepared) -> dict[str, typing.Any]:
     return remembered(done.path / FINDINGS, about, lambda: _inspect(config, done))
 
 
-def remembered(path: pathlib.Path, about: dict, make: Callable[[], dict]) -> dict[str, typing.Any]:
+def remembered(path: pathlib.Path, about: dict, make: Callable[[], dict]) -> dict:
     """Returns `about` merged with what `make` returns, cached in a JSON file as long as `about` is the same."""
     known = files.json_there(path)
     if about.items() <= known.items():
@@ -42,9 +41,9 @@ def remembered(path: pathlib.Path, about: dict, make: Callable[[], dict]) -> dic
     return made
 
 
-def _inspect(config: Config, done: prepare.Prepared) -> dict[str, typing.Any]:
-    kept = {name for name, source in done.manifest["sources"].items() if source["kept"]["documents"]}
-    paths = {name: of_source for name, of_source in documents.find(done.path).items() if name in kept}
+def _inspect(config: Config, done: prepare.Prepared) -> dict:
+    filled = {name for name, source in done.manifest["sources"].items() if source["kept"]["documents"]}
+    paths = {name: of_source for name, of_source in documents.find(done.path).items() if name in filled}
     with console.working("audit and mismatch report"), engine.worker_processes(2) as pool:
         compared = pool.submit(_mismatch, paths, config.prepare)
         halves = [pool.submit(_counts, paths, config.prepare, half) for half in counts.HALVES]
@@ -75,7 +74,7 @@ def _mismatch(paths: dict[str, list[pathlib.Path]], settings: PrepareConfig) -> 
     return mismatch.compare(texts, like, weights=weights if sum(weights.values()) else None).to_dict()
 
 
-def write(config: Config, done: prepare.Prepared, inspected: dict[str, typing.Any]) -> pathlib.Path:
+def write(config: Config, done: prepare.Prepared, inspected: dict) -> pathlib.Path:
     """Writes DATA/report.html from `inspected` and the present files in DATA, and returns the path of the report."""
     root, summary = done.path, {"sources": done.manifest["sources"]}
     if config.workdir and (pathlib.Path(config.workdir) / markup.NAME).is_file():

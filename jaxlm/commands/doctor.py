@@ -8,7 +8,6 @@ import os
 import sys
 import time
 import types
-import typing
 from collections.abc import Callable
 
 from jaxlm.config import Config
@@ -57,7 +56,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if config.notify.urls or config.notify.heartbeat_url:
         report.check("notify", lambda: _notify(config))
     # JAX only now, and in a check: a broken installation or driver is a finding, and the GPUs were looked at while free.
-    machine: typing.Any = None
+    machine = None
 
     def start() -> Finding:
         nonlocal machine
@@ -86,7 +85,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _checkpoint_bytes(machine: typing.Any) -> int:
+def _checkpoint_bytes(machine: object) -> int:
     """Returns the bytes of one checkpoint; UNKNOWN_BYTES if the plan fails, which another finding reports."""
     try:
         return files.within(START_S, lambda: machine.checkpoint_bytes)

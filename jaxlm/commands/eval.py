@@ -65,8 +65,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
         flops = harness.training_flops(run.variables, run.step * config.train.batch_size * config.train.seq_len)
         for line in filter(None, (results.alarm(result, flops) for result in scored)):
             say(line)
-        if not why and (kept := [result.task for result in scored if result.task not in lost]):
-            say(f"written to {place}" + (f": {', '.join(kept)}" if lost else ""))
+        if not why and (done := [result.task for result in scored if result.task not in lost]):
+            say(f"written to {place}" + (f": {', '.join(done)}" if lost else ""))
     return 1 if lost else 0
 
 

@@ -31,6 +31,7 @@ _BYTES = 8  # a parameter, of float32 weights and a copy of them in the type of 
 def gather(config: Config, tokenizer: Coder, step: int, name: str, parameters: int) -> card.Facts:
     """Returns the model card's facts, from the files of the run and its data."""
     folder = pathlib.Path(config.workdir)
+    scored = folder / results.FOLDER / str(step)
     gathered, (sources, mixture) = outlook.gather(folder), _sources(config, step)
     return card.Facts(
         name=name,
@@ -43,7 +44,7 @@ def gather(config: Config, tokenizer: Coder, step: int, name: str, parameters: i
         sources=sources,
         mixture=mixture,
         licences={source: given.licences for source, given in config.prepare.sources.items()},
-        scores=_scores(folder, step),
+        scores=[*results.read(scored).values()] if (scored / results.SUMMARY).is_file() else [],
         chats=chat.speaks(tokenizer),
         tokenizer_class=hf_folder.tokenizer_class(config.model, tokenizer),
         evaluation=next((r for r in reversed(lineage.records(folder)) if r["step"] <= step and "val/loss" in r), {}),
@@ -55,7 +56,7 @@ def gather(config: Config, tokenizer: Coder, step: int, name: str, parameters: i
 
 def _samples(texts: dict[str, list[dict]], step: int) -> list[dict]:
     """Returns the samples of the latest step up to `step`, the drawn one of each prompt if there is one."""
-    lines = [one for lines in texts.values() for one in lines if is_number(one.get("step")) and one["step"] <= step]
+    lines = [row for lines in texts.values() for row in lines if is_number(row.get("step")) and row["step"] <= step]
     latest = max((line["step"] for line in lines), default=0)
     return [*{line["prompt"]: line for line in lines if line["step"] == latest}.values()]
 
@@ -80,16 +81,6 @@ def _sources(config: Config, step: int) -> tuple[dict[str, dict], str]:
         place = pathlib.Path(path).name if pathlib.Path(path).is_absolute() else path
         sources[name] = {"origin": place, "share": mixture.get(name, 0.0) / whole, "tokens": tokens[name]}
     return sources, words
-
-
-def _scores(folder: pathlib.Path, step: int) -> list[card.Score]:
-    place = folder / results.FOLDER / str(step)
-    tasks = results.read(place).values() if (place / results.SUMMARY).is_file() else ()
-    return [
-        card.Score(one.task, metric, value, one.stderr.get(metric), one.chance, one.fewshot, len(one.items))
-        for one in tasks
-        for metric, value in one.metrics.items()
-    ]
 
 
 def measured(config: Config, step: int, written: Sequence[gguf.GgufFile]) -> dict[str, float]:

@@ -102,10 +102,10 @@ def _out(place: pathlib.Path) -> str:
     return str(pathlib.PurePath("data", name if place.exists() else "documents"))
 
 
-def _check(out: str, place: pathlib.Path, given: str | None) -> None:
+def _check(out: str, place: pathlib.Path, flag: str | None) -> None:
     """Raises ConfigError if the next run would read the result as documents, or if two folders are given for it."""
-    if given and pathlib.Path(given) != pathlib.Path(out):
-        raise ConfigError(f"two folders for the result: --out={given} and --config.data.dir={out}; give one of them")
+    if flag and pathlib.Path(flag) != pathlib.Path(out):
+        raise ConfigError(f"two folders for the result: --out={flag} and --config.data.dir={out}; give one of them")
     into, read = pathlib.Path(out).resolve(), place.resolve()
     if read.is_dir() and (into == read or read in into.parents):
         beside = read.with_name(f"{read.name}-data")

@@ -23,7 +23,7 @@ from jaxlm.ops import quantize
 from jaxlm.plan import rules, settle
 from jaxlm.plan.flops import count_params
 from jaxlm.run import lineage
-from jaxlm.run.checkpoints import restore, saving
+from jaxlm.run.checkpoints import saving, store
 from jaxlm.run.checkpoints.meta import MOMENTS
 from jaxlm.run.workdir import TOKENIZER, check_same_optimizer
 from jaxlm.step import optim, parts
@@ -95,7 +95,7 @@ def _check_moments(config: Config, opened: origin.Origin) -> None:
 def _moments(larger: parts.Parts, opened: origin.Origin) -> dict:
     """Returns the item of the larger model's optimizer state: the old part's moments in place, those of new parts zero."""
     folder = pathlib.Path(opened.provenance["path"], "checkpoints", str(opened.provenance["step"]))
-    read, saved, layers = restore.reader(folder, "train"), opened.meta()["digests"], larger.config.model.n_layers
+    read, saved, layers = store.reader(folder, "train"), opened.meta()["digests"], larger.config.model.n_layers
     params = [name for name, _ in tree.named_leaves(larger.abstract.params["params"])]
 
     def old_moment(name: str) -> np.ndarray:

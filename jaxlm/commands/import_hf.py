@@ -20,7 +20,7 @@ from jaxlm.devices import processes, sharding, tree
 from jaxlm.devices.processes import say, together
 from jaxlm.host.console import size
 from jaxlm.host.redact import redact
-from jaxlm.interop import hf_weights, peft, peft_config
+from jaxlm.interop import hf_folder, peft, peft_config
 from jaxlm.plan import settle
 from jaxlm.run import ledger
 from jaxlm.run.checkpoints import saving
@@ -55,7 +55,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     made = dataclasses.replace(config, workdir=str(out), origin=str(folder.resolve()), data=data)
     open_ = {"train": dataclasses.replace(config.train, microbatch_size=0)}  # derived again when the run is trained
     made = dataclasses.replace(made, **open_, eval=dataclasses.replace(config.eval, batch_size=0))
-    with becoming(out, hf_weights.size(folder), "--out") as part:
+    with becoming(out, hf_folder.size(folder), "--out") as part:
         saving.save_weights(
             part / "checkpoints", lambda: opened.params(abstract, shardings), redact(dataclasses.asdict(made))
         )

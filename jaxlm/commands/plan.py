@@ -5,7 +5,6 @@ import dataclasses
 import json
 import math
 import pathlib
-import typing
 from collections.abc import Sequence
 
 import jax
@@ -103,7 +102,7 @@ def _settled(config: Config) -> Config:
     return config
 
 
-def data(config: Config) -> dict[str, typing.Any] | None:
+def data(config: Config) -> dict | None:
     """Returns the training tokens of each source in `data.dir`, and how often the run reads each; None if there is no data."""
     try:
         order, steps = open_order(config), config.train.steps
@@ -118,7 +117,7 @@ def data(config: Config) -> dict[str, typing.Any] | None:
     return read | ({"mixture": document_rows.mixture_words(order, steps)} if order.final else {})
 
 
-def foretold(config: Config) -> dict[str, typing.Any] | None:
+def foretold(config: Config) -> dict | None:
     """Returns the held-out loss that the ladder in WORKDIR/ladder predicts, with its interval; None without a ladder."""
     if not (known := ladder.known(config, say)):
         return None
@@ -129,7 +128,7 @@ def foretold(config: Config) -> dict[str, typing.Any] | None:
     return {"dir": str(folder), "loss": loss, "low": low, "high": high, "beyond": beyond}
 
 
-def disk(config: Config, checkpoint: int) -> dict[str, typing.Any]:
+def disk(config: Config, checkpoint: int) -> dict:
     """Returns what a run needs on the disk: the bytes of a checkpoint, the most checkpoints at once, bytes per token."""
     c = config.checkpoint
     kept = {"keep_last": c.keep_last, "keep_best": c.keep_best, "keep_every": c.keep_every}
@@ -142,7 +141,7 @@ def disk(config: Config, checkpoint: int) -> dict[str, typing.Any]:
     }
 
 
-def _finite(value: typing.Any) -> typing.Any:
+def _finite(value: object) -> object:
     """Returns the same values with None for infinities and NaN, which JSON does not have."""
     if isinstance(value, dict):
         return {key: _finite(part) for key, part in value.items()}

@@ -45,14 +45,16 @@ def run(config: Config, args: argparse.Namespace) -> int:
         another = "--out=ANOTHER" if args.preset else "another --config.data.dir"
         more = "; --preset=docs leaves manuals, tables and code alone" if args.preset == "web" and hints else ""
         say(f"  (such settings go with {another}, or after deleting {done.path / prepare.MANIFEST}{more})")
-    kept = sum(source["kept"]["bytes"] for source in done.manifest["sources"].values())
+    kept_bytes = sum(source["kept"]["bytes"] for source in done.manifest["sources"].values())
     say(f"prepared, sha256 {done.sha256[:12]}; open {page}")
-    if not kept:
+    if not kept_bytes:
         raise ConfigError(
             f"prepare kept no document of any source: {done.path / 'removed'} says which stages removed them"
         )
-    say(f"done: {size(kept)} of text in {done.path / 'documents'}; what was removed is in {done.path / 'removed'}")
-    say(f"next: {folder.command(args, str(done.path), kept)}")
+    say(
+        f"done: {size(kept_bytes)} of text in {done.path / 'documents'}; what was removed is in {done.path / 'removed'}"
+    )
+    say(f"next: {folder.command(args, str(done.path), kept_bytes)}")
     if losses and args.strict:
         say(f"--strict: {len(losses)} {'lines' if len(losses) > 1 else 'line'} above on what was lost")
         return _STRICT

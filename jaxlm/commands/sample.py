@@ -23,15 +23,15 @@ def run(config: Config, args: argparse.Namespace) -> int:
     run = weights.restore(config, args.checkpoint, peft.READERS)
     say(run.name)
     with jax.set_mesh(run.mesh):
-        given = (run.model, run.variables, run.tokenizer, prompts, config.sample, config.seed)
+        request = (run.model, run.variables, run.tokenizer, prompts, config.sample, config.seed)
         if args.json:
-            texts = samples.continue_prompts(*given)
+            texts = samples.continue_prompts(*request)
             if jax.process_index() == 0:
                 rows = zip(prompts, texts, strict=True)
                 print_table([{"prompt": p, "text": t, "step": run.step} for p, t in rows], True)
         else:
             with working("compiling"):
-                stream = samples.Stream(*given)
+                stream = samples.Stream(*request)
             _show([f"{prompt}\n" for prompt in prompts] if config.sample.chat_template else prompts, stream)
     return 0
 

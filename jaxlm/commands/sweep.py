@@ -17,7 +17,6 @@ from jaxlm.host.errors import pip_install
 from jaxlm.plan import settle
 from jaxlm.plan.flops import count_params
 from jaxlm.plan.sweep import sweep
-from jaxlm.plan.sweep import text as sweep_text
 from jaxlm.plan.sweep.sweep import Sweep
 from jaxlm.report import markup, runs_page
 from jaxlm.run import metrics
@@ -56,7 +55,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if limit and left and left > limit and all(run["loss"] is None for run in plan["runs"]):
         paid = f" ({dollars(left * price)})" if price else ""
         raise ConfigError(f"these runs take about {hours(left)}{paid}, and {_flag(args, limit)} allows {hours(limit)}")
-    head = "\n".join([sweep_text.runs(plan, left, price, len(making.cores)), *sweep_text.lines(plan)])
+    head = "\n".join([sweep.runs(plan, left, price, len(making.cores)), *sweep.lines(plan)])
     if args.plan:
         print(json.dumps(plan) if args.json else head)
         return 0
@@ -67,8 +66,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
         sweep.write(folder, plan)
         code = making.train()
         making.page()
-    if tables := sweep_text.tables(plan):
-        print(json.dumps(plan) if args.json else "\n\n".join([*map(table, tables), "\n".join(sweep_text.lines(plan))]))
+    if tables := sweep.tables(plan):
+        print(json.dumps(plan) if args.json else "\n\n".join([*map(table, tables), "\n".join(sweep.lines(plan))]))
     return code
 
 
@@ -186,9 +185,9 @@ class _Making:
     def page(self) -> None:
         """Writes the page on the runs that are done."""
         places = [self.folder / "runs" / run["name"] for run in self.plan["runs"] if train_in_child.done(run)]
-        if not (tables := sweep_text.tables(self.plan)):
+        if not (tables := sweep.tables(self.plan)):
             return
-        parts = [markup.tag("p", line) for line in sweep_text.lines(self.plan)]
+        parts = [markup.tag("p", line) for line in sweep.lines(self.plan)]
         for head, *rows in tables:  # names in a cell that wraps: on a phone a row's header is cut
             named = [(i, markup.cell(name, kind="text"), *cells) for i, (name, *cells) in enumerate(rows, start=1)]
             parts.append(markup.table(["", *head], named, head[0]))

@@ -3,7 +3,6 @@
 import argparse
 import pathlib
 import shlex
-import typing
 
 from jaxlm.commands import data_report
 from jaxlm.config import Config, ConfigError
@@ -74,7 +73,7 @@ def _without(config: Config, args: argparse.Namespace) -> int:
     return 0
 
 
-def _fit(config: Config, data: shards.DataDir, wanted: str) -> dict[str, typing.Any]:
+def _fit(config: Config, data: shards.DataDir, wanted: str) -> dict:
     """Returns the report of `tokenizer_fit`, cached in DATA/tokenizer_fit.json for the same data and reference."""
     paths = [source.path for source in (config.data.sources or config.prepare.sources).values()]
     embedded = any(path.startswith("embedded:") for path in paths)
@@ -95,7 +94,7 @@ def _reference(config: Config, data: shards.DataDir, name: str) -> coder.Coder |
         return None
 
 
-def _summary(fit: dict[str, typing.Any]) -> str:
+def _summary(fit: dict) -> str:
     t, lossy = fit["traits"], sum(row["lossy_documents"] for row in fit["sources"])
     back = (
         f"{lossy} documents of the sample do NOT come back as they went in" if lossy else "all text comes back exactly"
@@ -105,7 +104,7 @@ def _summary(fit: dict[str, typing.Any]) -> str:
     return f"tokenizer: 2024 is {t['tokens_of_2024']} tokens; {indents}; a blank line is {t['blank_line']}; {unused}; {back}"
 
 
-def _sweep(config: Config, wanted: str) -> list[dict[str, typing.Any]]:
+def _sweep(config: Config, wanted: str) -> list[dict]:
     try:
         sizes = [int(size) for size in wanted.split(",")]
     except ValueError:

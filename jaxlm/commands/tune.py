@@ -24,7 +24,7 @@ from jaxlm.host import console
 from jaxlm.host.console import gigabytes, print_table
 from jaxlm.models import hardware
 from jaxlm.plan import lower, settle
-from jaxlm.plan.tune import bench, machines, tune
+from jaxlm.plan.tune import machines, tune
 from jaxlm.run.workdir import workdir
 
 
@@ -46,7 +46,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     fitted = tune.fit(config, mesh, say)
     start = tune.own(config, fitted.train.microbatch_size, fitted.model.remat)
     with contextlib.ExitStack() as stack:
-        runner = bench.Bench(config, mesh, limit, stack.enter_context(batches(config, mesh)), say)
+        runner = tune.Bench(config, mesh, limit, stack.enter_context(batches(config, mesh)), say)
         stack.enter_context(stopped_by_ctrl_c(runner))
         t = config.tune
         try:
@@ -55,9 +55,9 @@ def run(config: Config, args: argparse.Namespace) -> int:
                 trials = runner.rematch(trials, start)
         except KeyboardInterrupt:
             say("stopped: the results below are of the candidates tried so far")
-            trials = sorted(runner.done, key=bench.slowness)
-    table = [bench.row(config, trial) for trial in trials]
-    print_table(table if args.json else bench.readable(table), args.json)
+            trials = sorted(runner.done, key=tune.slowness)
+    table = [tune.row(config, trial) for trial in trials]
+    print_table(table if args.json else tune.readable(table), args.json)
     best = trials[0] if trials and trials[0].tokens_per_second else None
     if best:
         own = next((trial for trial in trials if trial.candidate == start and trial.tokens_per_second), None)
@@ -96,7 +96,7 @@ def output(config: Config, args: argparse.Namespace) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def stopped_by_ctrl_c(runner: bench.Bench) -> Iterator[None]:
+def stopped_by_ctrl_c(runner: tune.Bench) -> Iterator[None]:
     """In its `with` block, a first ctrl-C ends the search after the current step or compilation, a second ctrl-C at once."""
 
     def on_signal(number: int, frame: types.FrameType | None) -> None:
@@ -131,7 +131,7 @@ def batches(config: Config, mesh: Mesh) -> Iterator[Iterator[dict[str, jax.Array
     """Yields batches on the mesh: from the config's data, or random tokens (without data, or for examples)."""
     t = config.train
     if config.program != "pretrain":
-        yield itertools.repeat(bench.random_batch(lower.parts_of(config, mesh)))
+        yield itertools.repeat(tune.random_batch(lower.parts_of(config, mesh)))
         return
     with contextlib.ExitStack() as stack:
         if not config.data.dir:
@@ -146,5 +146,5 @@ def batches(config: Config, mesh: Mesh) -> Iterator[Iterator[dict[str, jax.Array
             batches_of_kind = (sharding.to_global(batch, mesh, t.batch_size) for batch in source)
         except ConfigError as error:
             say(f"random tokens instead of data ({error})")
-            batches_of_kind = itertools.repeat(bench.random_batch(lower.parts_of(config, mesh)))
+            batches_of_kind = itertools.repeat(tune.random_batch(lower.parts_of(config, mesh)))
         yield batches_of_kind

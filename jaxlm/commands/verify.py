@@ -19,7 +19,7 @@ from jaxlm import config as config_lib
 from jaxlm.config import Config, ConfigError, config_files
 from jaxlm.host import console
 from jaxlm.run import differences, ledger, metrics, receipt
-from jaxlm.run.checkpoints import keep, meta, restore
+from jaxlm.run.checkpoints import keep, meta, store
 from jaxlm.run.survive import supervisor, train_in_child
 
 _STEPS = 20
@@ -124,9 +124,9 @@ def _trained(folder: pathlib.Path, book: dict, begin: int, until: int, config: C
 
 def _compared(folder: pathlib.Path, book: dict, place: pathlib.Path, begin: int, until: int) -> Iterator[tuple]:
     """Yields (True if it repeats, False if not, None if it proves neither; a line) for code, machine, metrics and states."""
-    found, here = differences.compare(folder, place), ledger.read(place)
+    differing, here = differences.compare(folder, place), ledger.read(place)
     was, now = ((books["starts"] or [{}])[-1] for books in (book, here))
-    rows = [row for row in found["inputs"] if row["what"] in ("code", "packages", "hardware", "choices")]
+    rows = [row for row in differing["inputs"] if row["what"] in ("code", "packages", "hardware", "choices")]
     for row in rows:
         yield None, f"{row['what']} {row['name']}: {row['a']} then, {row['b']} now"
     if (now["git"] or {}).get("dirty"):
@@ -134,7 +134,7 @@ def _compared(folder: pathlib.Path, book: dict, place: pathlib.Path, begin: int,
     hardware = now["hardware"]
     alike = hardware["platform"] != "cpu" or hardware["host"] == (was.get("hardware") or {}).get("host")
     differs = False if alike and all(row["what"] == "code" for row in rows) else None
-    yield differs if found["parted"] else True, f"metrics: {found['verdict']}"
+    yield differs if differing["parted"] else True, f"metrics: {differing['verdict']}"
     links, replayed = receipt.valid(book), receipt.valid(here)
     for step in (step for step in links if begin < step <= until):
         new, old, begun = (at / f"checkpoints/{n}" for at, n in ((place, step), (folder, step), (folder, begin)))
@@ -152,7 +152,7 @@ def _compared(folder: pathlib.Path, book: dict, place: pathlib.Path, begin: int,
 
 def _apart(new: pathlib.Path, old: pathlib.Path, begun: pathlib.Path) -> float:
     """Returns how far the weights of two checkpoints are apart, as a share of the way of `old` from `begun`."""
-    read, moved, apart = functools.cache(restore.reader), 0.0, 0.0
+    read, moved, apart = functools.cache(store.reader), 0.0, 0.0
     for item, _, name in (name.partition("/") for name in meta.read(old)["digests"] if not name.startswith("train/")):
         a, b, c = (read(place, item)(name).astype(np.float64) for place in (new, old, begun))
         moved, apart = moved + float(np.sum((b - c) ** 2)), apart + float(np.sum((a - b) ** 2))

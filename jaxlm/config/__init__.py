@@ -35,4 +35,4 @@ from jaxlm.config.schema import (
     StopConfig,
     TrainConfig,
 )
-from jaxlm.host.errors import ConfigError, RunError, pip_install
+from jaxlm.host.errors import ConfigError, RunError, optional, pip_install

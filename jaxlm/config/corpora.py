@@ -15,6 +15,8 @@ class SourceConfig:
 
 @dataclasses.dataclass(frozen=True)
 class FinalConfig:
+    """other weights at the end of a run, for the best data"""
+
     share: BelowOne = key(0.0, "the last share of optim.schedule_steps has them (wsd decays in the last 0.2); 0 = none")
     weights: dict[str, NotNegative] = key(
         {}, "NAME -> weight; sources that are not named keep theirs. A branch has them at once"
@@ -23,12 +25,14 @@ class FinalConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
+    """texts, tokenizer, shards, loader"""
+
     dir: str = key("", 'folder of tokenizer, shards and manifest; made when absent; "" = WORKDIR/data')
     path: str = key("", "train on this one folder, file, glob or tfds:NAME; takes the place of `sources`")
     sources: dict[str, SourceConfig] = key(
         {}, 'NAME -> path (folder, file, glob, tfds:NAME, embedded:NAME; "" = in data.dir), weight'
     )
-    final: FinalConfig = key(FinalConfig(), "other weights at the end of a run, for the best data")
+    final: FinalConfig = FinalConfig()
     text_key: str = key("text", "the field that holds the text, in jsonl, parquet and TFDS")
     max_bytes: Annotated[int, at_least(0, most=2**62)] = key(
         0, "read at most this many bytes of text from each source; 0 = all"
@@ -79,7 +83,7 @@ class PrepareSourceConfig:
 
 @dataclasses.dataclass(frozen=True)
 class PrepareConfig:
-    """The section `prepare`. `stages` holds each stage's settings, whose types `StagesConfig` has."""
+    """raw documents to clean ones"""
 
     sources: dict[str, PrepareSourceConfig] = key({}, "NAME -> base.source(path, stages, ...)")
     workers: Annotated[int, at_least(0)] = key(
@@ -98,7 +102,4 @@ class PrepareConfig:
         8.0, "of each source's documents that the audit and the mismatch report look at; 0 = neither"
     )
     target: str = key("", 'a folder of "what I want it to write like", for the mismatch report')
-    stages: dict[str, dict[str, object]] = key(
-        dataclasses.asdict(StagesConfig()),
-        'each stage\'s settings; a source may set its own: "gopher_quality min_words=30"',
-    )
+    stages: dict[str, dict[str, object]] = key(dataclasses.asdict(StagesConfig()), StagesConfig.__doc__)

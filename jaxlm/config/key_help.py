@@ -62,18 +62,16 @@ def read() -> Keys:
 def _collect(section: object, prefix: str, keys: list[Key], sections: dict[str, str]) -> None:
     hints = get_type_hints(type(section), include_extras=True)
     for field in dataclasses.fields(section):
-        name, comment, default = prefix + field.name, field.metadata["comment"], getattr(section, field.name)
-        if name == "prepare.stages":
-            default = StagesConfig()
-        if dataclasses.is_dataclass(default) or name in NAMED:
-            sections[name] = comment
-        if dataclasses.is_dataclass(default):
-            _collect(default, f"{name}.", keys, sections)
-        elif name in NAMED:
-            sections[f"{name}.NAME"] = NAMED[name].__doc__
+        name, default = prefix + field.name, getattr(section, field.name)
+        if name in NAMED:
+            sections |= {name: field.metadata["comment"], f"{name}.NAME": NAMED[name].__doc__}
             _collect(NAMED[name](), f"{name}.NAME.", keys, sections)
+        elif name == "prepare.stages" or dataclasses.is_dataclass(default):
+            default = StagesConfig() if name == "prepare.stages" else default
+            sections[name] = type(default).__doc__
+            _collect(default, f"{name}.", keys, sections)
         else:
-            keys.append(Key(name, *_type_and_limits(hints[field.name]), default, comment))
+            keys.append(Key(name, *_type_and_limits(hints[field.name]), default, field.metadata["comment"]))
 
 
 def _type_and_limits(kind: type) -> tuple[str, str]:
@@ -109,15 +107,15 @@ def page(known: Keys, wanted: str, config: config_dict.ConfigDict) -> str:
         if wanted.startswith(f"{section}.") and (name := wanted.split(".")[2]) in names[section]:
             known = _of_part(known, section, name)
     everything = [*known.sections, *(key.name for key in known.keys)]
-    asked = {name for name in everything if wanted == "all" or f"{name}.".startswith(f"{wanted}.")}
-    if not asked:
+    shown = {name for name in everything if wanted == "all" or f"{name}.".startswith(f"{wanted}.")}
+    if not shown:
         near = meant(wanted, everything)
         top = ", ".join(section for section in known.sections if "." not in section)
         raise ConfigError(f"no section or key {wanted!r}; " + (f"did you mean {near}?" if near else f"there are {top}"))
     lines = ["each is set by --config.KEY=VALUE"]
     for section, comment in {"": "", **known.sections}.items():
-        keys = [key for key in known.keys if key.section == section and key.name in asked]
-        if keys or section in asked:
+        keys = [key for key in known.keys if key.section == section and key.name in shown]
+        if keys or section in shown:
             here = f"; in this config: {', '.join(names[section])}" if names.get(section) else ""
             lines += ["", *_wrapped(f"{section}: {comment}{here}", 0)] if section else [""]
         for key in keys:
@@ -148,5 +146,5 @@ def _entry(key: Key, config: config_dict.ConfigDict) -> list[str]:
 
 
 def _wrapped(text: str, indent: int) -> list[str]:
-    kept = {"break_long_words": False, "break_on_hyphens": False}
-    return textwrap.wrap(text, WIDTH, initial_indent=" " * indent, subsequent_indent=" " * max(indent, 4), **kept)
+    whole = {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.wrap(text, WIDTH, initial_indent=" " * indent, subsequent_indent=" " * max(indent, 4), **whole)

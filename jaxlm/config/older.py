@@ -183,7 +183,7 @@ def _owner(config: object, name: str) -> tuple[object, str]:
     return config, key
 
 
-def known(config: dict[str, typing.Any]) -> dict[str, typing.Any]:
+def known(config: dict) -> dict:
     """Returns the content of a run's config.json without removed keys, and without removed stages at their defaults."""
     today = copy.deepcopy(config)
     if isinstance(optim := today.get("optim"), dict):
@@ -197,7 +197,7 @@ def known(config: dict[str, typing.Any]) -> dict[str, typing.Any]:
     return today
 
 
-def with_rates(optim: Mapping[str, typing.Any], prefix: str = "") -> dict[str, typing.Any]:
+def with_rates(optim: Mapping, prefix: str = "") -> dict:
     """Returns keys of `optim` with `rates` in place of the older ratios; `prefix` begins the name of each key."""
     ratios = {MATRICES: f"{prefix}matrix_lr_ratio", ROWS: f"{prefix}rows_lr_ratio"}
     lines = [f"{pattern} {optim[key]!r}" for pattern, key in ratios.items() if optim.get(key, 1) != 1]
@@ -205,7 +205,7 @@ def with_rates(optim: Mapping[str, typing.Any], prefix: str = "") -> dict[str, t
     return kept | ({f"{prefix}rates": type(kept.get(f"{prefix}rates", []))(lines)} if len(kept) < len(optim) else {})
 
 
-def check_goes_on(saved: dict[str, typing.Any]) -> None:
+def check_goes_on(saved: dict) -> None:
     """Raises ConfigError if a run's config.json has a removed key with a value that runs can't have any more."""
     for name, (value, meaning) in _FIXED.items():
         section, key = _owner(saved, name)
@@ -216,7 +216,7 @@ def check_goes_on(saved: dict[str, typing.Any]) -> None:
             )
 
 
-def with_settings(stage: str, settings: Mapping[str, typing.Any]) -> dict[str, typing.Any]:
+def with_settings(stage: str, settings: Mapping) -> dict:
     """Returns a stage's settings with the fixed values of its removed settings, which caches and recipes contain."""
     return {**_SETTINGS.get(stage, {}), **settings}
 
@@ -226,7 +226,7 @@ def check_setting(stage: str, key: str) -> None:
     _refuse(f"prepare.stages.{stage}.{key}")
 
 
-def read(config: dict[str, typing.Any], microbatch: int = 0) -> dict[str, typing.Any]:
+def read(config: dict, microbatch: int = 0) -> dict:
     """Returns a whole config, a dict, with today's keys.
 
     Args:
@@ -244,11 +244,11 @@ def read(config: dict[str, typing.Any], microbatch: int = 0) -> dict[str, typing
         return config
     batches, train = evaluation["max_batches"], config["train"]
     chosen = train["microbatch_size"] if train["microbatch_size"] > 0 else microbatch or train["batch_size"]
-    kept = {key: value for key, value in evaluation.items() if key != "max_batches"}
-    return config | {"eval": kept | {"older_batches": (batches, evaluation["batch_size"] or chosen)}}
+    others = {key: value for key, value in evaluation.items() if key != "max_batches"}
+    return config | {"eval": others | {"older_batches": (batches, evaluation["batch_size"] or chosen)}}
 
 
-def read_run(saved: dict[str, typing.Any], whole: dict[str, typing.Any], folder: pathlib.Path) -> dict[str, typing.Any]:
+def read_run(saved: dict, whole: dict, folder: pathlib.Path) -> dict:
     """Returns the config of a run with today's keys.
 
     Args:
@@ -266,7 +266,7 @@ def ladder_keys(evaluation: EvalConfig) -> dict[str, int]:
     return dict(zip(("max_batches", "batch_size"), evaluation.older_batches, strict=False))
 
 
-def as_in_ladder(config: Config, same: Mapping[str, typing.Any], say: Callable[[str], None]) -> Config:
+def as_in_ladder(config: Config, same: Mapping, say: Callable[[str], None]) -> Config:
     """Returns the config with an older ladder's held-out rows, from `same` in ladder.json; unchanged for a newer ladder."""
     if _BATCHES not in same:
         return config

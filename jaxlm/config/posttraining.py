@@ -20,6 +20,8 @@ from jaxlm.config.annotations import (
 
 @dataclasses.dataclass(frozen=True)
 class AdapterConfig:
+    """LoRA, QLoRA, prompt tuning; trained in place of the model's parameters"""
+
     kind: Literal["none", "lora", "prompt"] = key(
         "none", "none: all parameters; lora (arXiv:2106.09685); prompt: vectors in front (arXiv:2104.08691)"
     )
@@ -50,6 +52,8 @@ class AdapterConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ExamplesConfig:
+    """chats and pairs; of data.path: a jsonl, json or parquet file, or a folder"""
+
     format: Literal["auto", "messages", "prompt", "sharegpt", "alpaca", "hh", "pairs"] = key(
         "auto", "auto: by the keys; prompt: prompt and response; hh: transcripts; pairs: chosen and rejected"
     )
@@ -66,6 +70,8 @@ class ExamplesConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ReplayConfig:
+    """pretraining text in post-training; against forgetting"""
+
     share: BelowOne = key(0.05, "of the tokens that count; 0 = none")
     path: str = key(
         "", 'data directory or text; "" = the data of the origin, if it is a run (else no replay, and it is said)'
@@ -74,6 +80,8 @@ class ReplayConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DpoConfig:
+    """preferences"""
+
     loss: Literal["sigmoid", "ipo", "robust", "orpo", "simpo"] = key(
         "sigmoid", "sigmoid (arXiv:2305.18290), ipo, robust; orpo and simpo: no reference"
     )
@@ -89,6 +97,8 @@ class DpoConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RolloutConfig:
+    """what the policy says in a step; at temperature 1, so that it is the policy that speaks"""
+
     prompts: Size = key(8, "prompts in a step")
     answers: Size = key(
         8, "answers to each; grpo compares them with each other. train.batch_size rows share prompts x answers"
@@ -102,6 +112,8 @@ class RolloutConfig:
 
 @dataclasses.dataclass(frozen=True)
 class PolicyConfig:
+    """the loss of ppo and grpo"""
+
     average: Literal["token", "answer", "length"] = key(
         "token", "token: over all tokens (DAPO, arXiv:2503.14476); answer: GRPO; length: Dr. GRPO"
     )
@@ -131,6 +143,8 @@ class PolicyConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RewardConfig:
+    """what an answer is worth; several are added up"""
+
     tasks: str = key(
         "", "prompts and their answers: reasoning_gym:chain_sum?max_terms=2,gsm8k; then data.path is not read"
     )

@@ -8,6 +8,8 @@ from jaxlm.config.annotations import Count, NotNegative, Pattern, Share, Size, a
 
 @dataclasses.dataclass(frozen=True)
 class HtmlSettings:
+    """main text of pages; other documents pass"""
+
     markup: bool = key(
         True, '"#" before headings, fences around code, pipes in tables, "-" in lists; False = bare text'
     )
@@ -17,11 +19,13 @@ class HtmlSettings:
 
 @dataclasses.dataclass(frozen=True)
 class DebrisSettings:
-    pass
+    """leftovers of careless HTML stripping; code and HTML pages pass"""
 
 
 @dataclasses.dataclass(frozen=True)
 class UnicodeSettings:
+    """mojibake, NFC, line ends, white space, characters that do not show"""
+
     mojibake: bool = key(True, 'mend UTF-8 that was read as another encoding ("cafÃ©")')
     max_undecodable: Share = key(0.01, "share of characters that are U+FFFD; documents with more go")
     max_blank_lines: Count = key(2, "in a row")
@@ -29,6 +33,8 @@ class UnicodeSettings:
 
 @dataclasses.dataclass(frozen=True)
 class LanguageSettings:
+    """keeps documents in these languages; code passes"""
+
     languages: tuple[str, ...] = key(
         ("en",), 'codes as the model gives them; () = only note it in metadata["language_id"]'
     )
@@ -43,6 +49,8 @@ class LanguageSettings:
 
 @dataclasses.dataclass(frozen=True)
 class GopherQualitySettings:
+    """words of prose; limits of Gopher, as in datatrove; 0 = off; code passes"""
+
     min_words: Count = key(50, "in a document")
     max_words: Count = key(100000, "in a document")
     min_mean_word_length: NotNegative = key(3.0, "characters")
@@ -57,6 +65,8 @@ class GopherQualitySettings:
 
 @dataclasses.dataclass(frozen=True)
 class GopherRepetitionSettings:
+    """what repeats itself within a document, by Gopher; 0 = off; code passes"""
+
     dup_line_frac: Share = key(0.3, "share of lines that have come before")
     dup_para_frac: Share = key(0.3, "the same of paragraphs")
     dup_line_char_frac: Share = key(0.2, "share of characters in such lines")
@@ -74,6 +84,8 @@ class GopherRepetitionSettings:
 
 @dataclasses.dataclass(frozen=True)
 class C4Settings:
+    """C4's rules on lines, for web pages; code passes"""
+
     terminal_punctuation: bool = key(
         False, "lines must end in . ? ! or a quotation mark (C4 did; FineWeb found it too much)"
     )
@@ -89,6 +101,8 @@ class C4Settings:
 
 @dataclasses.dataclass(frozen=True)
 class FineWebSettings:
+    """FineWeb's rules against lists and leftovers of pages; code passes"""
+
     min_punctuated_lines: Share = key(0.12, "share of lines that end in . ? ! ...")
     max_short_lines: Share = key(0.67, "share of lines that are short; 1 = off")
     short_line_chars: Count = key(30, "up to this length a line is short")
@@ -98,6 +112,8 @@ class FineWebSettings:
 
 @dataclasses.dataclass(frozen=True)
 class ClassifierSettings:
+    """quality as two sets of examples show it; writes metadata["quality"]"""
+
     good: str = key("", "a folder or file of good examples (.txt, .jsonl, .parquet): hundreds or more")
     bad: str = key("", "and of bad ones")
     model: str = key("", "in place of both: the folder of a trained one (classifier.json, weights.npz)")
@@ -107,12 +123,16 @@ class ClassifierSettings:
 
 @dataclasses.dataclass(frozen=True)
 class FunctionSettings:
+    """a filter of your own: what it returns is metadata["score"]; True is 1, False 0"""
+
     path: str = key("", "FILE.py:FUNCTION or MODULE:FUNCTION; called with a document's text and its metadata (a dict)")
     min_score: Share = key(0.5, "a document with less goes; 0 = only note it")
 
 
 @dataclasses.dataclass(frozen=True)
 class ToxicitySettings:
+    """profane and abusive lines"""
+
     min_score: Share = key(0.9, "probability (alt-profanity-check, English) from which a line is bad; 1 = off")
     words: str = key(
         "", "a file of bad words and phrases, one a line; a line that holds one as a word of its own is bad"
@@ -123,6 +143,8 @@ class ToxicitySettings:
 
 @dataclasses.dataclass(frozen=True)
 class CodeSettings:
+    """source files that nobody wrote or reads; only documents of the format "code\""""
+
     parses: bool = key(True, "Python, JSON and TOML must parse (with the Python that runs this)")
     generated: bool = key(True, "files go whose head says that a program wrote them")
     max_line_chars: Count = key(1000, "longest line; 0 = off")
@@ -135,6 +157,8 @@ class CodeSettings:
 
 @dataclasses.dataclass(frozen=True)
 class PiiSettings:
+    """personal data becomes <EMAIL>, <PHONE>, ..., the same always"""
+
     kinds: tuple[Literal["secret", "email", "iban", "card", "ssn", "ip", "mac", "phone"], ...] = key(
         ("secret", "email", "iban", "card", "ssn", "ip", "mac", "phone"), "of personal data"
     )
@@ -159,6 +183,8 @@ class PiiSettings:
 
 @dataclasses.dataclass(frozen=True)
 class JunkSettings:
+    """what `jaxlm audit` finds"""
+
     patterns: tuple[str, ...] = key(
         ("annotation", "chat_tokens"), "groups of jaxlm/corpus/stages/junk_patterns.py, regular expressions"
     )
@@ -168,6 +194,8 @@ class JunkSettings:
 
 @dataclasses.dataclass(frozen=True)
 class DecontaminateSettings:
+    """documents that hold items of benchmarks go"""
+
     paths: tuple[str, ...] = key((), "benchmark files, folders, globs, URLs: jsonl(.gz, .zst), json, parquet")
     fields: tuple[str, ...] = key(
         (), 'of files whose layout jaxlm does not know: ("riddles*.jsonl:body+question>answer+hint",)'
@@ -184,11 +212,13 @@ class DecontaminateSettings:
 
 @dataclasses.dataclass(frozen=True)
 class ExactSettings:
-    pass
+    """the same text, spacing and case aside: one stays"""
 
 
 @dataclasses.dataclass(frozen=True)
 class NearSettings:
+    """nearly the same text: MinHash finds candidates, their shingles' Jaccard similarity decides"""
+
     threshold: Share = key(0.6, "similarity from which one of two documents goes")
     ngram: Size = key(5, "words a shingle")
     bands: Size = key(20, "documents with all hashes of a band in common are compared")
@@ -197,6 +227,8 @@ class NearSettings:
 
 @dataclasses.dataclass(frozen=True)
 class LinesSettings:
+    """lines and paragraphs that come back in many documents"""
+
     min_documents: Size = key(10, "of a site that hold a line, from which on it goes from all of them,")
     min_share: Share = key(0.05, "if it is this share of the site's documents too")
     min_chars: Count = key(20, "shorter lines are left alone")
@@ -206,37 +238,23 @@ class LinesSettings:
 
 @dataclasses.dataclass(frozen=True)
 class StagesConfig:
-    html: HtmlSettings = key(HtmlSettings(), "main text of pages; other documents pass")
-    debris: DebrisSettings = key(DebrisSettings(), "leftovers of careless HTML stripping; code and HTML pages pass")
-    unicode: UnicodeSettings = key(
-        UnicodeSettings(), "mojibake, NFC, line ends, white space, characters that do not show"
-    )
-    language: LanguageSettings = key(LanguageSettings(), "keeps documents in these languages; code passes")
-    gopher_quality: GopherQualitySettings = key(
-        GopherQualitySettings(), "words of prose; limits of Gopher, as in datatrove; 0 = off; code passes"
-    )
-    gopher_repetition: GopherRepetitionSettings = key(
-        GopherRepetitionSettings(), "what repeats itself within a document, by Gopher; 0 = off; code passes"
-    )
-    c4: C4Settings = key(C4Settings(), "C4's rules on lines, for web pages; code passes")
-    fineweb: FineWebSettings = key(
-        FineWebSettings(), "FineWeb's rules against lists and leftovers of pages; code passes"
-    )
-    classifier: ClassifierSettings = key(
-        ClassifierSettings(), 'quality as two sets of examples show it; writes metadata["quality"]'
-    )
-    function: FunctionSettings = key(
-        FunctionSettings(), 'a filter of your own: what it returns is metadata["score"]; True is 1, False 0'
-    )
-    toxicity: ToxicitySettings = key(ToxicitySettings(), "profane and abusive lines")
-    code: CodeSettings = key(
-        CodeSettings(), 'source files that nobody wrote or reads; only documents of the format "code"'
-    )
-    pii: PiiSettings = key(PiiSettings(), "personal data becomes <EMAIL>, <PHONE>, ..., the same always")
-    junk: JunkSettings = key(JunkSettings(), "what `jaxlm audit` finds")
-    decontaminate: DecontaminateSettings = key(DecontaminateSettings(), "documents that hold items of benchmarks go")
-    exact: ExactSettings = key(ExactSettings(), "the same text, spacing and case aside: one stays")
-    near: NearSettings = key(
-        NearSettings(), "nearly the same text: MinHash finds candidates, their shingles' Jaccard similarity decides"
-    )
-    lines: LinesSettings = key(LinesSettings(), "lines and paragraphs that come back in many documents")
+    """each stage's settings; a source may set its own: "gopher_quality min_words=30\""""
+
+    html: HtmlSettings = HtmlSettings()
+    debris: DebrisSettings = DebrisSettings()
+    unicode: UnicodeSettings = UnicodeSettings()
+    language: LanguageSettings = LanguageSettings()
+    gopher_quality: GopherQualitySettings = GopherQualitySettings()
+    gopher_repetition: GopherRepetitionSettings = GopherRepetitionSettings()
+    c4: C4Settings = C4Settings()
+    fineweb: FineWebSettings = FineWebSettings()
+    classifier: ClassifierSettings = ClassifierSettings()
+    function: FunctionSettings = FunctionSettings()
+    toxicity: ToxicitySettings = ToxicitySettings()
+    code: CodeSettings = CodeSettings()
+    pii: PiiSettings = PiiSettings()
+    junk: JunkSettings = JunkSettings()
+    decontaminate: DecontaminateSettings = DecontaminateSettings()
+    exact: ExactSettings = ExactSettings()
+    near: NearSettings = NearSettings()
+    lines: LinesSettings = LinesSettings()

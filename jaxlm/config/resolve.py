@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import typing
 from collections.abc import Mapping
 
 from ml_collections import config_dict
@@ -31,7 +30,7 @@ def resolve(config: config_dict.ConfigDict | dict) -> Config:
     return resolved
 
 
-def with_keys(config: Config, **sections: Mapping[str, typing.Any]) -> Config:
+def with_keys(config: Config, **sections: Mapping) -> Config:
     """Returns the config with some values changed: `with_keys(config, train={"steps": 5}, model={"remat": "none"})`."""
     changed = {name: dataclasses.replace(getattr(config, name), **keys) for name, keys in sections.items()}
     return dataclasses.replace(config, **changed)

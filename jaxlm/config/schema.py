@@ -1,6 +1,7 @@
 """The sections of the config as frozen dataclasses: each key's type, the values that it may have, its default, its comment.
 
-`configs/base.py` makes a ConfigDict of the defaults; the help prints the comments. Rules for several keys are in `checks.py`.
+A section's comment is the docstring of its class. `configs/base.py` makes a ConfigDict of the defaults; the help prints the
+comments. Rules for several keys are in `checks.py`.
 """
 
 import dataclasses
@@ -35,6 +36,8 @@ Remat = Literal["none", "names", "dots", "full"]
 
 @dataclasses.dataclass(frozen=True)
 class RopeConfig:
+    """rotary positions (llama)"""
+
     theta: Annotated[float, at_least(1)] = key(10000.0, "base of the angles")
     scaling: Literal["none", "linear", "llama3"] = key("none", "how a longer context than the trained one is reached")
     factor: Annotated[float, at_least(1)] = key(1.0, "context is stretched by this (linear, llama3)")
@@ -45,6 +48,8 @@ class RopeConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
+    """the network"""
+
     family: Literal["llama", "gpt2"] = key("llama", "architecture")
     n_layers: Annotated[int, at_least(1, most=10_000)] = key(8, "transformer blocks")
     d_model: Size = key(512, "width: size of the embeddings and of the residual stream")
@@ -61,7 +66,7 @@ class ModelConfig:
     qkv_bias: bool = key(False, "biases on queries, keys and values alone, as in Qwen2 (llama)")
     qk_norm: bool = key(False, "RMSNorm on queries and keys per head")
     norm_eps: Positive = key(1e-5, "added to the variance in each norm")
-    rope: RopeConfig = key(RopeConfig(), "rotary positions (llama)")
+    rope: RopeConfig = RopeConfig()
     dropout: BelowOne = key(0.0, "on embeddings and on each residual branch")
     init_std: NotNegative = key(0.02, "of normal initial weights; output projections divided by sqrt(2 n_layers)")
     dtype: Literal["auto", "float32", "bfloat16"] = key(
@@ -90,6 +95,8 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
+    """steps, batch, row length"""
+
     steps: Annotated[int, at_least(1, most=10**12)] = key(
         1000, "optimizer steps in all; raise it to continue a finished run"
     )
@@ -104,6 +111,8 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True)
 class LossConfig:
+    """the cross-entropy"""
+
     z_loss: NotNegative = key(0.0, "weight of log(Z)^2")
     tile_tokens: Count = key(2048, "tokens per tile of the cross-entropy, so that all logits never exist; 0 = plain")
 
@@ -117,6 +126,8 @@ MATRICES, ROWS = "layers_.*/kernel", "rows"  # patterns of `optim.rates` with a 
 
 @dataclasses.dataclass(frozen=True)
 class OptimConfig:
+    """optimizer and learning rate"""
+
     name: Literal["adamw", "adamw8bit", "adafactor", "muon"] = key(
         "adamw", "muon: AdamW for what is no matrix of a layer"
     )
@@ -187,6 +198,8 @@ class OptimConfig:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
+    """when to save and what to keep"""
+
     every_steps: Steps = key(1000, "0 = by time, and at the end")
     every_minutes: Annotated[float, at_least(0, or_else={-1: "auto"})] = key(
         -1.0, "also when this much work is unsaved; -1 = auto (Young/Daly); 0 = by steps alone"
@@ -211,6 +224,8 @@ class CheckpointConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RedteamConfig:
+    """the task redteam: what a model writes after prompts that lead astray"""
+
     scorers: tuple[str, ...] = key((), "MODULE:FUNCTION, ...: (prompts, texts) -> a score from 0 to 1 of each text")
     toxicity: bool = key(
         True, 'False: no toxicity scores, and no category toxic (for those: pip install -e ".[toxicity]")'
@@ -222,6 +237,8 @@ class RedteamConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:
+    """held-out loss and benchmarks"""
+
     at_start: bool = key(False, "also before the first step")
     batch_size: Count = key(0, "sequences in memory at a time, which changes no result; 0 = microbatch_size")
     max_mb: Annotated[float, at_least(0, most=1e12)] = key(
@@ -247,9 +264,7 @@ class EvalConfig:
     run_code_with_network: bool = key(False, "True: also where the network can't be cut off")
     code_seconds: Positive = key(10.0, "for each program, on a core; four times as many by the clock")
     code_memory_mb: Annotated[float, at_least(64)] = key(1024.0, "for each program")
-    redteam: RedteamConfig = key(
-        RedteamConfig(), "the task redteam: what a model writes after prompts that lead astray"
-    )
+    redteam: RedteamConfig = RedteamConfig()
 
     @property
     def max_prompts(self) -> int:
@@ -259,6 +274,8 @@ class EvalConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SampleConfig:
+    """texts that the run writes"""
+
     prompts: tuple[str, ...] = key((), "texts to continue; () = no samples")
     every_steps: Steps = key(0, "0 = at `at_steps` and at the end only")
     at_steps: tuple[Annotated[int, at_least(0)], ...] = key((), "after these steps too")
@@ -289,6 +306,8 @@ class PhaseConfig:
 
 @dataclasses.dataclass(frozen=True)
 class PhasesConfig:
+    """milestones; each ends with an evaluation, samples, a bill and a gate"""
+
     plan: dict[str, PhaseConfig] = key({}, "NAME -> base.phase(steps, usd, ...)")
     accept: str = key("", "go on although this phase failed its gate or spent its budget")
     shrink: Literal["", "cpu"] = key(
@@ -298,6 +317,8 @@ class PhasesConfig:
 
 @dataclasses.dataclass(frozen=True)
 class StopConfig:
+    """when to stop; by what the run took, by the forecast of the loss"""
+
     usd: NotNegative = key(
         0.0, "what the whole run may cost: all starts, and the pauses that were paid for; 0 = no limit"
     )
@@ -310,6 +331,8 @@ class StopConfig:
 
 @dataclasses.dataclass(frozen=True)
 class StabilityConfig:
+    """non-finite steps, loss spikes; what to do about them"""
+
     roll_back: bool = key(
         True, "to the last good checkpoint, past the batches that spoiled it; False = stop (exit code 3)"
     )
@@ -330,6 +353,8 @@ class StabilityConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OnExitConfig:
+    """a shell command by cause, run last, when all is mirrored: "runpodctl stop pod $ID\""""
+
     done: str = key("", "all steps are done")
     gate: str = key("", "a gate, a budget or the forecast stopped it, or non-finite steps (exit code 3)")
     failed: str = key("", "crash that no restart mended, or bad input (exit codes 1 and 2)")
@@ -338,20 +363,22 @@ class OnExitConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RunsConfig:
+    """supervisor, hangs, the end"""
+
     supervise: Literal["auto", "on", "off"] = key(
         "auto", "restart training after a crash or a hang; auto: unless Slurm, SkyPilot or Kubernetes does"
     )
     backoff_s: NotNegative = key(5.0, "before the first restart; doubles with each without progress, up to 5 minutes")
     hang_s: NotNegative = key(0.0, "no sign of life for this long is a hang; 0 = learned from the run's own times")
     notices: tuple[Literal["gce", "aws"], ...] = key((), "preemption notices to ask for: gce, aws")
-    on_exit: OnExitConfig = key(
-        OnExitConfig(), 'a shell command by cause, run last, when all is mirrored: "runpodctl stop pod $ID"'
-    )
+    on_exit: OnExitConfig = OnExitConfig()
     on_exit_unmirrored: bool = key(False, "True: run it although no mirror holds the last checkpoint")
 
 
 @dataclasses.dataclass(frozen=True)
 class NotifyConfig:
+    """messages to you"""
+
     urls: tuple[str, ...] = key(
         (), 'https:// = webhook (JSON); other schemes need pip install -e ".[notify]" (apprise)'
     )
@@ -364,6 +391,8 @@ class NotifyConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
+    """devices on each axis; -1 = all that remain"""
+
     data: Axis = key(-1, "copies of the model, each on its part of the batch")
     fsdp: Axis = key(1, "the batch and the parameters split over these")
     tensor: Axis = key(1, "heads, feed-forward and vocabulary split over these")
@@ -372,6 +401,8 @@ class MeshConfig:
 
 @dataclasses.dataclass(frozen=True)
 class LogConfig:
+    """what is logged, and how often"""
+
     every_steps: Annotated[int, at_least(1, most=10**12)] = key(10, "a line of metrics.jsonl and of the terminal")
     parameters: bool = key(False, "True: show the table of all parameters and their shapes at the start")
     tensorboard: bool = key(True, "write WORKDIR/tensorboard")
@@ -380,6 +411,8 @@ class LogConfig:
 
 @dataclasses.dataclass(frozen=True)
 class HardwareConfig:
+    """price, peak, compile cache"""
+
     usd_per_hour: NotNegative = key(0.0, "what the machine costs, for the dollars in the progress line")
     peak_tflops: NotNegative = key(0.0, "of one device, for MFU; 0 = by the device's name")
     compile_cache: str = key("~/.cache/jaxlm/xla", 'persistent compile cache; "" = off')
@@ -390,6 +423,8 @@ class HardwareConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ProfileConfig:
+    """a trace of some steps"""
+
     steps: Annotated[
         str, written(r"([0-9]{1,18}:[0-9]{1,18})?", "the first and the last step to trace as A:B, such as 20:25")
     ] = key("", "trace steps A to B of A:B for TensorBoard and Perfetto, and print what took the time")
@@ -409,6 +444,8 @@ _MESH = written(
 
 @dataclasses.dataclass(frozen=True)
 class PlanConfig:
+    """what `jaxlm plan` assumes"""
+
     mesh: Annotated[str, _MESH] = key(
         "", 'plan for a mesh that is not there, such as fsdp:64 or data:4,fsdp:8; "" = one device of each kind'
     )
@@ -425,6 +462,8 @@ class PlanConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TuneConfig:
+    """what `jaxlm tune` tries; it varies one setting after the other from the best so far"""
+
     exhaustive: bool = key(False, "True: every combination")
     microbatch_sizes: tuple[Annotated[int, at_least(1)], ...] = key(
         (), "() = halves of train.batch_size, down to the mesh's own"
@@ -440,6 +479,8 @@ class TuneConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DistributedConfig:
+    """several processes; found by themselves under Slurm and Open MPI"""
+
     auto: bool = key(False, "True: JAX looks for a cluster that it knows (GKE, GCE TPU pods, Kubernetes)")
     coordinator: str = key("", "host:port of process 0")
     num_processes: Annotated[int, at_least(0)] = key(0, "with a coordinator: how many processes there are")
@@ -465,47 +506,32 @@ class Config:
         False, "True: begin with the origin's optimizer state, step and order of batches too (a branch)"
     )
     origin_merge: bool = key(True, "False: an origin that is a LoRA is not merged, and the same adapter is trained on")
-    model: ModelConfig = key(ModelConfig(), "the network")
-    data: DataConfig = key(DataConfig(), "texts, tokenizer, shards, loader")
-    adapter: posttraining.AdapterConfig = key(
-        posttraining.AdapterConfig(), "LoRA, QLoRA, prompt tuning; trained in place of the model's parameters"
-    )
-    examples: posttraining.ExamplesConfig = key(
-        posttraining.ExamplesConfig(), "chats and pairs; of data.path: a jsonl, json or parquet file, or a folder"
-    )
-    replay: posttraining.ReplayConfig = key(
-        posttraining.ReplayConfig(), "pretraining text in post-training; against forgetting"
-    )
-    dpo: posttraining.DpoConfig = key(posttraining.DpoConfig(), "preferences")
-    rollout: posttraining.RolloutConfig = key(
-        posttraining.RolloutConfig(),
-        "what the policy says in a step; at temperature 1, so that it is the policy that speaks",
-    )
-    policy: posttraining.PolicyConfig = key(posttraining.PolicyConfig(), "the loss of ppo and grpo")
-    reward: posttraining.RewardConfig = key(
-        posttraining.RewardConfig(), "what an answer is worth; several are added up"
-    )
-    train: TrainConfig = key(TrainConfig(), "steps, batch, row length")
-    loss: LossConfig = key(LossConfig(), "the cross-entropy")
-    optim: OptimConfig = key(OptimConfig(), "optimizer and learning rate")
-    checkpoint: CheckpointConfig = key(CheckpointConfig(), "when to save and what to keep")
-    eval: EvalConfig = key(EvalConfig(), "held-out loss and benchmarks")
-    sample: SampleConfig = key(SampleConfig(), "texts that the run writes")
-    phases: PhasesConfig = key(PhasesConfig(), "milestones; each ends with an evaluation, samples, a bill and a gate")
-    stop: StopConfig = key(StopConfig(), "when to stop; by what the run took, by the forecast of the loss")
-    stability: StabilityConfig = key(StabilityConfig(), "non-finite steps, loss spikes; what to do about them")
-    runs: RunsConfig = key(RunsConfig(), "supervisor, hangs, the end")
-    notify: NotifyConfig = key(NotifyConfig(), "messages to you")
-    mesh: MeshConfig = key(MeshConfig(), "devices on each axis; -1 = all that remain")
-    log: LogConfig = key(LogConfig(), "what is logged, and how often")
-    hardware: HardwareConfig = key(HardwareConfig(), "price, peak, compile cache")
-    profile: ProfileConfig = key(ProfileConfig(), "a trace of some steps")
-    distributed: DistributedConfig = key(
-        DistributedConfig(), "several processes; found by themselves under Slurm and Open MPI"
-    )
-    plan: PlanConfig = key(PlanConfig(), "what `jaxlm plan` assumes")
-    tune: TuneConfig = key(
-        TuneConfig(), "what `jaxlm tune` tries; it varies one setting after the other from the best so far"
-    )
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    adapter: posttraining.AdapterConfig = posttraining.AdapterConfig()
+    examples: posttraining.ExamplesConfig = posttraining.ExamplesConfig()
+    replay: posttraining.ReplayConfig = posttraining.ReplayConfig()
+    dpo: posttraining.DpoConfig = posttraining.DpoConfig()
+    rollout: posttraining.RolloutConfig = posttraining.RolloutConfig()
+    policy: posttraining.PolicyConfig = posttraining.PolicyConfig()
+    reward: posttraining.RewardConfig = posttraining.RewardConfig()
+    train: TrainConfig = TrainConfig()
+    loss: LossConfig = LossConfig()
+    optim: OptimConfig = OptimConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    eval: EvalConfig = EvalConfig()
+    sample: SampleConfig = SampleConfig()
+    phases: PhasesConfig = PhasesConfig()
+    stop: StopConfig = StopConfig()
+    stability: StabilityConfig = StabilityConfig()
+    runs: RunsConfig = RunsConfig()
+    notify: NotifyConfig = NotifyConfig()
+    mesh: MeshConfig = MeshConfig()
+    log: LogConfig = LogConfig()
+    hardware: HardwareConfig = HardwareConfig()
+    profile: ProfileConfig = ProfileConfig()
+    distributed: DistributedConfig = DistributedConfig()
+    plan: PlanConfig = PlanConfig()
+    tune: TuneConfig = TuneConfig()
     engine: Literal["local", "ray", "slurm"] = key("local", "what runs the tasks of `jaxlm prepare`")
-    prepare: PrepareConfig = key(PrepareConfig(), "raw documents to clean ones")
+    prepare: PrepareConfig = PrepareConfig()

@@ -23,13 +23,13 @@ def split(overrides: Sequence[str]) -> tuple[list[str], dict[str, Sequence]]:
     for override in overrides:
         key, _, text = override.partition("=")
         own, fixed = value_of(base, key), key.startswith(_FIXED)
-        one = ";" not in text and (isinstance(own, tuple) or (fixed and isinstance(own, str)))  # a path with a comma
+        single = ";" not in text and (isinstance(own, tuple) or (fixed and isinstance(own, str)))  # a path with a comma
         values = [value.strip() for value in text.split(";" if ";" in text else ",")]
         if ".." in text and isinstance(own, int | float):
             values = _ends(key, text, own)
         if key in swept:
             raise ConfigError(f"config.{key}={text}: this key has several values already: give all at once, A,B,C")
-        if one or len(values) < 2:
+        if single or len(values) < 2:
             plain.append(override)
         elif key == "seed":
             raise ConfigError(f"config.seed={text}: --seeds=N runs each with N seeds, from config.seed on")

@@ -146,8 +146,8 @@ def table() -> dict[str, tuple[str, str]]:
     names = {}
     for line in _TABLE.replace("\n  ", " ").strip().splitlines():
         ours, _, theirs = line.rpartition(": ")
-        found = ("", ours[3:-1]) if ours.startswith("- (") else (ours, "")
-        names |= dict.fromkeys(theirs.split(), found)
+        meaning = ("", ours[3:-1]) if ours.startswith("- (") else (ours, "")
+        names |= dict.fromkeys(theirs.split(), meaning)
     return names
 
 

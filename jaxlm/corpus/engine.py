@@ -20,7 +20,7 @@ from datatrove.executor.base import PipelineExecutor
 from datatrove.pipeline.base import PipelineStep
 from loguru import logger
 
-from jaxlm.config import ConfigError, PrepareConfig, RunError, pip_install
+from jaxlm.config import ConfigError, PrepareConfig, RunError, optional
 from jaxlm.corpus import tally
 from jaxlm.host import console, files
 
@@ -186,11 +186,9 @@ def _begin(parent: int) -> None:
 
 
 def _ray(settings: PrepareConfig, pipeline: list, tasks: int, logging_dir: str) -> PipelineExecutor:
-    try:
-        import ray
-        from datatrove.executor.ray import RayPipelineExecutor
-    except ImportError:
-        raise ConfigError(f"engine=ray needs Ray: {pip_install('ray')}") from None
+    ray = optional("ray", "engine=ray needs Ray", "ray")
+    from datatrove.executor.ray import RayPipelineExecutor
+
     if not ray.is_initialized():
         ray.init(log_to_driver=False, logging_level="ERROR", **_options(settings))
     return RayPipelineExecutor(

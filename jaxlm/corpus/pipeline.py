@@ -59,7 +59,7 @@ class Plan:
 
     sources: dict[str, SourcePlan]
     source_of: tuple[str, ...]  # the source of each task that reads documents
-    global_settings: dict[str, dict[str, typing.Any]]
+    global_settings: dict[str, dict]
     memory_gb: float  # for the joins of deduplication
     threads: int
 

@@ -20,7 +20,6 @@ import random
 import shutil
 import sys
 import time
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 
 import duckdb
@@ -57,7 +56,7 @@ class Prepared:
     """A finished preparation. The sha256 of prepared.json is equal for equal results."""
 
     path: pathlib.Path
-    manifest: dict[str, typing.Any]
+    manifest: dict
     sha256: str
 
 
@@ -124,7 +123,7 @@ def _finished(root: pathlib.Path, settings: PrepareConfig, data: DataConfig, log
     return done
 
 
-def _defaults() -> dict[str, typing.Any]:
+def _defaults() -> dict:
     """Returns the defaults of a source's and each stage's settings, in the form of a recipe."""
     source = config_files.module(config_files.find_config("base")).source()
     stages = config_files.load("base").prepare.stages.to_dict()
@@ -265,12 +264,10 @@ def make_plan(
     return plan, units, samples
 
 
-def make_recipe(
-    settings: PrepareConfig, planned: Mapping[str, SourcePlan], units: Sequence[tuple[str, Unit]]
-) -> dict[str, typing.Any]:
+def make_recipe(settings: PrepareConfig, planned: Mapping[str, SourcePlan], units: Sequence[tuple[str, Unit]]) -> dict:
     """Returns all that decides the result: settings, files by name and size (of `units`), code, versions of libraries."""
     used = {spec.name for source in planned.values() for spec in source.stages}
-    recipe: dict[str, typing.Any] = {"version": FORMAT, "task_mb": settings.task_mb}
+    recipe: dict = {"version": FORMAT, "task_mb": settings.task_mb}
     for name, source in planned.items():
         recipe[f"source {name}"] = dataclasses.asdict(source.spec)
         recipe[f"stages of {name}"] = [[spec.name, spec.recorded] for spec in source.stages] + list(
@@ -453,7 +450,7 @@ def _tallies(folder: pathlib.Path, plan: Plan, phases: Sequence[str]) -> dict[st
     return tallies
 
 
-def _conclude(root: pathlib.Path, folder: pathlib.Path, plan: Plan, recipe: dict[str, typing.Any]) -> None:
+def _conclude(root: pathlib.Path, folder: pathlib.Path, plan: Plan, recipe: dict) -> None:
     """Checks the counts, moves the results from `folder` to `root`, writes the manifest, and removes the work files."""
     tallies = _tallies(folder, plan, ("clean", "finish"))
     written: dict[str, list[dict]] = {name: [] for name in plan.sources}
@@ -552,7 +549,7 @@ def _write_clusters(root: pathlib.Path, folder: pathlib.Path, plan: Plan) -> Non
     (root / "clusters.json").write_text(json.dumps(clusters, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _shared_windows(folder: pathlib.Path, plan: Plan) -> list[dict[str, typing.Any]]:
+def _shared_windows(folder: pathlib.Path, plan: Plan) -> list[dict]:
     """Returns which sources have a fifth of their 50-word windows in another source, with the share."""
     by_source: dict[str, list[np.ndarray]] = collections.defaultdict(list)
     paths = [folder / "windows" / f"{task:06d}.u64" for task in range(len(plan.source_of))]
@@ -566,7 +563,7 @@ def _shared_windows(folder: pathlib.Path, plan: Plan) -> list[dict[str, typing.A
     return [{"source": a, "stands_in": b, "share": round(share, 3)} for a, b, share in shares if share >= _SHARED]
 
 
-def _drawn(folder: pathlib.Path, plan: Plan) -> dict[str, typing.Any]:
+def _drawn(folder: pathlib.Path, plan: Plan) -> dict:
     """Returns near duplicates drawn at random beside what stays, and how many of them say something else.
 
     A removal is false if over a fifth of the document's characters are in lines that its keeper does not have.

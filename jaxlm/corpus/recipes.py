@@ -3,7 +3,6 @@
 import hashlib
 import importlib.metadata
 import pathlib
-import typing
 from collections.abc import Mapping
 
 from jaxlm.config import ConfigError, older
@@ -48,13 +47,13 @@ def check_same(
 
 
 def with_newer_settings(
-    built: Mapping[str, typing.Any],
-    wanted: Mapping[str, typing.Any],
+    built: Mapping,
+    wanted: Mapping,
     *,
     source: Mapping,
     stages: Mapping[str, Mapping],
     log: Say = print,
-) -> dict[str, typing.Any]:
+) -> dict:
     """Returns the recipe `built`, plus the settings that it lacks and that `wanted` has at their defaults.
 
     Finished data may be older than a setting, or than its default (`older.CHANGED`).
@@ -111,7 +110,7 @@ def _words(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key}={_words(part)}" for key, part in value.items()) or "nothing"
     if isinstance(value, list):  # of stages: a name, or a name with its settings
-        one = len(value) == 1
-        parts = (f"{p[0]} {_words(p[1]) if one else ''}".strip() if isinstance(p, list) else str(p) for p in value)
+        alone = len(value) == 1
+        parts = (f"{p[0]} {_words(p[1]) if alone else ''}".strip() if isinstance(p, list) else str(p) for p in value)
         return ", ".join(parts) or "nothing"
     return "nothing" if value in (None, "") else str(value)

@@ -8,7 +8,6 @@ import pathlib
 import re
 import shlex
 import textwrap
-import typing
 from collections.abc import Mapping, Sequence
 
 from jaxlm.corpus import prepare
@@ -97,7 +96,7 @@ class Taken:
         return [line, *([f"  to keep them: {' '.join(self.keep)}"] if self.keep else [])]
 
 
-def much(manifest: Mapping[str, typing.Any], root: pathlib.Path, stages: Mapping[str, Sequence[str]]) -> list[Taken]:
+def much(manifest: Mapping, root: pathlib.Path, stages: Mapping[str, Sequence[str]]) -> list[Taken]:
     """Returns the stages that removed over `MUCH` of a source's documents or text. `stages`: source -> its lines of stages."""
     shown = collections.defaultdict(list)
     for example in prepare.examples(root):
@@ -120,9 +119,7 @@ def much(manifest: Mapping[str, typing.Any], root: pathlib.Path, stages: Mapping
     return taken
 
 
-def losses(
-    manifest: Mapping[str, typing.Any], findings: Mapping[str, typing.Any], patterns: Sequence[str]
-) -> list[str]:
+def losses(manifest: Mapping, findings: Mapping, patterns: Sequence[str]) -> list[str]:
     """Returns a line for each loss that no stage alone shows: records not read, all stages together, junk, mismatch.
 
     patterns: those of the stage `junk`, to which a flag that removes more adds.
@@ -158,7 +155,7 @@ def losses(
     return lines
 
 
-def judged(drawn: Mapping[str, typing.Any]) -> list[str]:
+def judged(drawn: Mapping) -> list[str]:
     """Returns a line on how many near duplicates say something else than what stays, with a 95% interval (Wilson 1927)."""
     n, false = drawn["drawn"], drawn["false"]
     if not n:
@@ -172,7 +169,7 @@ def judged(drawn: Mapping[str, typing.Any]) -> list[str]:
     ]
 
 
-def shared(pairs: Sequence[Mapping[str, typing.Any]]) -> list[str]:
+def shared(pairs: Sequence[Mapping]) -> list[str]:
     """Returns a line for each source of which much stands in another."""
     return [
         f"{pair['share']:.0%} of {pair['source']}'s runs of 50 words stand in {pair['stands_in']} too; to drop "
@@ -181,7 +178,7 @@ def shared(pairs: Sequence[Mapping[str, typing.Any]]) -> list[str]:
     ]
 
 
-def _junk(rows: Sequence[Mapping[str, typing.Any]], patterns: Sequence[str]) -> list[str]:
+def _junk(rows: Sequence[Mapping], patterns: Sequence[str]) -> list[str]:
     """Returns the lines on one source's junk that is left, with the flag that would remove it, and on odd documents."""
     # The stage `lines` removes repeated lines; those that it leaves, such as imports of code, are text.
     lines, junk = [], [row for row in rows if row["junk"] and row["kind"] not in ("line", "clause")]
@@ -222,7 +219,7 @@ def _keep(
     stage: str,
     removed: collections.Counter[str],
     shown: Mapping[tuple[str, str, str], list[dict]],
-    manifest: Mapping[str, typing.Any],
+    manifest: Mapping,
     stages: Sequence[str],
 ) -> tuple[str, ...]:
     """Returns flags to keep such text: more languages, limits off, or else the stage off; () for stage `exact`."""

@@ -15,7 +15,7 @@ class Document:
 
     text: str
     id: str  # leads back to the place that it was read from (see `jaxlm.corpus.sources`)
-    metadata: dict[str, typing.Any] = dataclasses.field(default_factory=dict)
+    metadata: dict = dataclasses.field(default_factory=dict)
     row: int = 0  # in its file of prepared documents
 
 

@@ -77,7 +77,7 @@ class Tally(SourceStats):
                 f"failed {self.failed.total()}; this is a defect of jaxlm"
             )
 
-    def to_dict(self) -> dict[str, typing.Any]:
+    def to_dict(self) -> dict:
         """Returns the counts as JSON values, without the seconds."""
         stages = [dict(vars(stage)) for stage in self.stages]
         for stage in stages:

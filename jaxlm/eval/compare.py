@@ -7,7 +7,6 @@ test. The p-values are corrected by Holm (1979), those of bits per byte separate
 
 import collections
 import dataclasses
-import typing
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -162,7 +161,7 @@ def _metrics(a: TaskResult, b: TaskResult) -> list[str]:
     return chosen or [*both][:1]
 
 
-def votes(records: Sequence[typing.Any]) -> Comparison:
+def votes(records: Sequence) -> Comparison:
     """Compares two models by votes: {"winner": "a", "b" or "tie", "item": ...}.
 
     All votes on an item count as one: the item goes to the side with more votes. Tied items count in `n`, not in p.
@@ -201,11 +200,11 @@ def adjust(comparisons: Sequence[Comparison]) -> list[Comparison]:
         for rank, index in enumerate(sorted(family, key=lambda i: comparisons[i].p)):
             worst = max(worst, min(1.0, comparisons[index].p * (len(family) - rank)))
             adjusted[index] = worst
-    return [dataclasses.replace(one, adjusted=adjusted[index]) for index, one in enumerate(comparisons)]
+    return [dataclasses.replace(c, adjusted=adjusted[index]) for index, c in enumerate(comparisons)]
 
 
 def _families(comparisons: Sequence[Comparison]) -> list[list[int]]:
-    return [[index for index, one in enumerate(comparisons) if (one.metric == BITS) == bits] for bits in (False, True)]
+    return [[index for index, c in enumerate(comparisons) if (c.metric == BITS) == bits] for bits in (False, True)]
 
 
 # In words
@@ -214,18 +213,16 @@ def _families(comparisons: Sequence[Comparison]) -> list[list[int]]:
 def words(comparisons: Sequence[Comparison], a: str, b: str) -> list[str]:
     """Returns a sentence for each task, and remarks: too few items, items left out, how p-values were corrected."""
     lines = []
-    for task in dict.fromkeys(one.task for one in comparisons):
-        lines.append("; ".join(_clause(one, a, b) for one in comparisons if one.task == task))
-    if any(one.n < _FEW and one.task != "votes" for one in comparisons):
+    for task in dict.fromkeys(c.task for c in comparisons):
+        lines.append("; ".join(_clause(c, a, b) for c in comparisons if c.task == task))
+    if any(c.n < _FEW and c.task != "votes" for c in comparisons):
         lines.append(f"fewer than {_FEW} items can't tell two models apart: ask more")
-    for one in comparisons:
-        if (one.a_only or one.b_only) and one.task not in [
-            other.task for other in comparisons[: comparisons.index(one)]
-        ]:
-            name, more = title(one.task), ""
-            if one.a_only and one.b_only:
+    for c in comparisons:
+        if (c.a_only or c.b_only) and c.task not in [other.task for other in comparisons[: comparisons.index(c)]]:
+            name, more = title(c.task), ""
+            if c.a_only and c.b_only:
                 more = "; run jaxlm eval on both with the same --limit to compare more"
-            sides = [f"{n:,} that only {who} has" for n, who in ((one.a_only, a), (one.b_only, b)) if n]
+            sides = [f"{n:,} that only {who} has" for n, who in ((c.a_only, a), (c.b_only, b)) if n]
             lines.append(f"{name}: items left out: {' and '.join(sides)}{more}")
     if len(comparisons) > 1:
         number, bits = map(len, _families(comparisons))
@@ -234,24 +231,24 @@ def words(comparisons: Sequence[Comparison], a: str, b: str) -> list[str]:
     return lines
 
 
-def _clause(one: Comparison, a: str, b: str) -> str:
-    p = f"(p {probability(one.adjusted)})"
-    if one.metric == BITS:
+def _clause(c: Comparison, a: str, b: str) -> str:
+    p = f"(p {probability(c.adjusted)})"
+    if c.metric == BITS:
         bits = "bits per byte " + (
-            "of the answers" if one.task in TASKS else f"on {title(one.task)}, the mean of documents,"
+            "of the answers" if c.task in TASKS else f"on {title(c.task)}, the mean of documents,"
         )
-        if not one.apart:
-            return f"{bits} can't be told apart: {_short(one.a)} and {_short(one.b)} {p}"
-        moved = "lower" if one.difference < 0 else "higher"
-        return f"{bits} are {_short(abs(one.difference))} {moved} for {b} {p}"
-    on = "by the votes" if one.task == "votes" else f"on {title(one.task)}"
-    if not one.apart:
+        if not c.apart:
+            return f"{bits} can't be told apart: {_short(c.a)} and {_short(c.b)} {p}"
+        moved = "lower" if c.difference < 0 else "higher"
+        return f"{bits} are {_short(abs(c.difference))} {moved} for {b} {p}"
+    on = "by the votes" if c.task == "votes" else f"on {title(c.task)}"
+    if not c.apart:
         return f"{a} and {b} can't be told apart {on} {p}"
-    if not one.better:
-        return f"{a} and {b} differ {on}, and neither is better: {_short(one.a)} and {_short(one.b)} {p}"
-    winner = b if one.better == "b" else a
-    best, rest = (one.b, one.a) if one.better == "b" else (one.a, one.b)
-    on += f", {one.direction}" * bool(one.direction)
+    if not c.better:
+        return f"{a} and {b} differ {on}, and neither is better: {_short(c.a)} and {_short(c.b)} {p}"
+    winner = b if c.better == "b" else a
+    best, rest = (c.b, c.a) if c.better == "b" else (c.a, c.b)
+    on += f", {c.direction}" * bool(c.direction)
     return f"{winner} is better {on}: {_short(best)} against {_short(rest)} {p}"
 
 

@@ -133,7 +133,7 @@ def _evaluate(scorer: Scorer, task: Task, rows: list[dict], items: int) -> TaskR
     rows = [rows[number] for number in order]
     taken = range(min(items or len(rows), len(rows)))
     requests = [questions(scorer, task, rows, number) for number in taken]
-    scores = iter(scorer.score([one for own in requests for one in own], task.name))
+    scores = iter(scorer.score([request for own in requests for request in own], task.name))
     sizes = scorer.tokenizer.token_bytes()
     answered = []
     for number, own in zip(taken, requests, strict=True):
@@ -161,7 +161,7 @@ def _item(task: Task, row: dict, number: int, scores: Sequence[Score], sizes: Se
     detail = {
         "question": row.get("query", row.get("context", row.get("continuation"))),
         "choices": choices,
-        "logp": [score.logp + sum(one.logp for one in shared) for score in own],
+        "logp": [score.logp + sum(prefix.logp for prefix in shared) for score in own],
         "bytes": [size + sum(sizes[len(choices) :]) for size in sizes[: len(choices)]],
         "gold": gold,
     }
@@ -187,14 +187,14 @@ def questions(scorer: Scorer, task: Task, rows: Sequence[dict], number: int) -> 
     ids = [document(scorer.tokenizer, prompt) for prompt in prompts]
     last = min(map(len, ids)) - 1  # a choice keeps at least its last token
     if task.kind == "schema":
-        same = max(1, min(_alike([one[::-1] for one in ids]), last))
-        return [(one[:-same], one[-same:]) for one in ids]
+        same = max(1, min(_alike([prompt_ids[::-1] for prompt_ids in ids]), last))
+        return [(prompt_ids[:-same], prompt_ids[-same:]) for prompt_ids in ids]
     question = shown + (row["query"] if task.kind == "multiple_choice" else row["context"].strip()) + task.delimiter
     begin = min(_alike([document(scorer.tokenizer, question.rstrip()), *ids]), last)
     if task.kind == "language_modeling":
-        return [(one[:begin], one[begin:]) for one in ids]
+        return [(prompt_ids[:begin], prompt_ids[begin:]) for prompt_ids in ids]
     same = min(_alike(ids), last)
-    requests = [(one[:same], one[same:]) for one in ids]
+    requests = [(prompt_ids[:same], prompt_ids[same:]) for prompt_ids in ids]
     return [*requests, (ids[0][:begin], ids[0][begin:same])] if begin < same else requests
 
 
@@ -208,7 +208,7 @@ def _pair(task: Task, row: dict, choice: int) -> str:
 
 def _alike(ids: Sequence[Sequence[int]]) -> int:
     shortest = min(map(len, ids))
-    return next((place for place in range(shortest) if len({one[place] for one in ids}) > 1), shortest)
+    return next((place for place in range(shortest) if len({prompt_ids[place] for prompt_ids in ids}) > 1), shortest)
 
 
 def line(results: Sequence[TaskResult]) -> str:

@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 
-from jaxlm.config import ConfigError, EvalConfig, RunError, pip_install
+from jaxlm.config import ConfigError, EvalConfig, RunError, optional
 from jaxlm.corpus.benchmarks import reading
 from jaxlm.data.tokenizer.ids import document
 from jaxlm.eval import completions
@@ -97,10 +97,7 @@ def read(data_dir: str) -> list[dict]:
 
 
 def _from_hub() -> list[dict]:
-    try:
-        import datasets
-    except ImportError:
-        raise ConfigError(f"humaneval needs the hub's datasets: {pip_install('eval')}") from None
+    datasets = optional("datasets", "humaneval needs the hub's datasets", "eval")
     try:
         return list(datasets.load_dataset(DATASET, split="test"))
     except (OSError, ValueError, RuntimeError) as error:

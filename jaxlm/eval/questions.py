@@ -73,11 +73,11 @@ def evaluate(scorer: Scorer, path: str, settings: EvalConfig, items: int) -> lis
     rows, name = read(path), pathlib.PurePath(path).name
     numbers = spread(len(rows), items)
     ask: Callable = _written if "prompt" in rows[0] else _chosen
-    asked = [rows[number] for number in numbers]
+    drawn = [rows[number] for number in numbers]
     ids = _ids(rows)
-    answers = ask(scorer, asked, name)
+    answers = ask(scorer, drawn, name)
     answered = [Item(ids[number], *answer) for number, answer in zip(numbers, answers, strict=True)]
-    chance = float(np.mean([1 / len(row["choices"]) for row in asked])) if "choices" in rows[0] else None
+    chance = float(np.mean([1 / len(row["choices"]) for row in drawn])) if "choices" in rows[0] else None
     return [TaskResult(name, *means(answered), chance, 0, answered)]
 
 

@@ -11,7 +11,6 @@ import json
 import math
 import pathlib
 import re
-import typing
 from collections.abc import Sequence
 
 import numpy as np
@@ -39,7 +38,7 @@ class Item:
 
     id: str
     metrics: dict[str, float]
-    detail: dict[str, typing.Any] = dataclasses.field(default_factory=dict)
+    detail: dict = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +176,7 @@ def unwritable(folder: pathlib.Path, step: int) -> str:
     return ""
 
 
-def write(folder: pathlib.Path, results: Sequence[TaskResult], about: dict[str, typing.Any]) -> pathlib.Path:
+def write(folder: pathlib.Path, results: Sequence[TaskResult], about: dict) -> pathlib.Path:
     """Writes results to `folder`/eval/STEP, keeps the other tasks' results there, and returns that folder.
 
     `about` has `step`, and how the results were made (fewshot, limit, packages, `moment`).
@@ -206,7 +205,7 @@ def _write(path: pathlib.Path, content: str) -> None:
         raise
 
 
-def add(folder: pathlib.Path, result: TaskResult, about: dict[str, typing.Any]) -> str:
+def add(folder: pathlib.Path, result: TaskResult, about: dict) -> str:
     """Writes one result as `write` does, unless an earlier result has more questions, asked in the same way.
 
     With fewer questions the score would be less certain. Returns a line on the earlier result; "" if there was none.
@@ -219,8 +218,8 @@ def add(folder: pathlib.Path, result: TaskResult, about: dict[str, typing.Any]) 
         alike = old.get("fewshot") == result.fewshot and then.get("chat_template") == about.get("chat_template")
         whose = " that the training asked" if then.get("training") else ""
         if alike and had > new and _holds(place, result):
-            kept = f"{place} keeps the {had:,} questions of {result.task}{whose}, not these {new:,}"
-            return f"{kept}; to replace them, delete {_file(result.task)}.jsonl there"
+            sentence = f"{place} keeps the {had:,} questions of {result.task}{whose}, not these {new:,}"
+            return f"{sentence}; to replace them, delete {_file(result.task)}.jsonl there"
         line = f"{place}: these {new:,} questions of {result.task} replace the {had:,}{whose}"
         line += "" if alike else ", with other worked examples or another template"
     write(folder, [result], about)

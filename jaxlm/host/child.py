@@ -24,7 +24,6 @@ import subprocess
 import sys
 import threading
 import time
-import typing
 from collections.abc import Callable, Iterator, Mapping
 
 import jaxlm
@@ -38,7 +37,7 @@ _KILLED_S = 1.0  # a killed process that lives longer is stuck in the kernel
 _OUTPUT = 1 << 20  # bytes that go into the file
 _TAIL = 4096  # bytes at the end of the output, in which its last line is
 
-Message = dict[str, typing.Any]
+Message = dict
 
 
 class Died(Exception):
@@ -228,7 +227,7 @@ def main(function: str, link: int, alive: int, parent: int, end_by: int) -> None
         call(_requests(connection), lambda message: _send(connection, json.dumps(message).encode()))
 
 
-def _requests(connection: socket.socket) -> Iterator[typing.Any]:
+def _requests(connection: socket.socket) -> Iterator:
     with contextlib.suppress(EOFError):
         while True:
             yield pickle.loads(_receive(connection))

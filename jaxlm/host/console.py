@@ -148,7 +148,7 @@ class LogHandler(logging.Handler):
             self.handleError(record)
 
 
-def print_table(rows: Sequence[dict[str, typing.Any]], as_json: bool) -> None:
+def print_table(rows: Sequence[dict], as_json: bool) -> None:
     """Prints rows, which have the same keys, as an aligned table or, if `as_json`, as one JSON object a line."""
     if as_json:
         for row in rows:

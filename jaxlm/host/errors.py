@@ -1,6 +1,8 @@
 """The errors that end a command with one line; `cli` prints it."""
 
+import importlib
 import pathlib
+import types
 
 
 class ConfigError(ValueError):
@@ -16,3 +18,11 @@ def pip_install(extra: str) -> str:
     place = pathlib.Path(__file__).resolve().parents[2]
     here = (place / "pyproject.toml").is_file()
     return f'pip install -e "{place if here else "."}[{extra}]"' + " in a checkout of jaxlm" * (not here)
+
+
+def optional(module: str, needs: str, extra: str, otherwise: str = "") -> types.ModuleType:
+    """Returns the module of an optional package. Raises ConfigError, `needs` with the command that installs `extra`."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise ConfigError(f"{needs}: {pip_install(extra)}{otherwise}") from None

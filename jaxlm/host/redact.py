@@ -1,7 +1,6 @@
 """Hides secrets (tokens, passwords, webhooks) in text and values that are written into files or shown."""
 
 import re
-import typing
 import urllib.parse
 
 HIDDEN = "***"  # replaces a secret
@@ -18,7 +17,7 @@ _ASSIGNED = re.compile(r"""([A-Za-z][\w.\-]*)(["']?\s*[=:]\s*["']?)([^\s"']+)"""
 _OPTION = re.compile(r"""(--?[A-Za-z][\w.\-]*)(\s+)([^\s"'\-][^\s"']*)""")  # --name value
 
 
-def redact(value: typing.Any, key: str = "") -> typing.Any:
+def redact(value: object, key: str = "") -> object:
     """Returns a copy of plain values with each secret replaced by `***`.
 
     Secrets are: values with a name like token, key, secret or password; in URLs, the user, the password and all values of the

@@ -5,26 +5,13 @@ import json
 import re
 import shlex
 import textwrap
-import typing
 from collections.abc import Mapping, Sequence
 
 from jaxlm.config import ModelConfig
 from jaxlm.host.console import count, dollars, duration, human, loss
 from jaxlm.interop import gguf
 from jaxlm.report.benchmarks import BITS, MARGIN
-
-
-@dataclasses.dataclass(frozen=True)
-class Score:
-    """The model's score on one task. `stderr`, and `chance` (the score of guessing), are None if unknown."""
-
-    task: str
-    metric: str
-    value: float
-    stderr: float | None
-    chance: float | None
-    fewshot: int | None
-    items: int
+from jaxlm.report.markup import with_error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +43,7 @@ class Facts:
       mixture: the mixtures in words, if the run has two (`sources` has the shares of the first); else "".
       licences: source -> the licences that its preparation allowed; empty if it did not filter by licence.
       examples, origin: the names of the files of chats, pairs or prompts, and of the run or model that it began with.
-      scores: benchmarks of this checkpoint.
+      scores: results of benchmarks on this checkpoint (`eval.results.TaskResult`).
       evaluation: the latest record of metrics.jsonl at or before `step` that has held-out losses; {} if there is none.
       samples: lines of the latest file in samples/ at or before `step`, one for each prompt.
       chats: True if the tokenizer has a chat template.
@@ -72,16 +59,16 @@ class Facts:
     config: ModelConfig
     step: int
     parameters: int
-    run: Mapping[str, typing.Any]
-    phases: Sequence[Mapping[str, typing.Any]]
-    sources: Mapping[str, Mapping[str, typing.Any]]
+    run: Mapping
+    phases: Sequence[Mapping]
+    sources: Mapping[str, Mapping]
     mixture: str
     licences: Mapping[str, Sequence[str]]
-    scores: Sequence[Score]
+    scores: Sequence
     chats: bool
     tokenizer_class: str
-    evaluation: Mapping[str, typing.Any] = dataclasses.field(default_factory=dict)
-    samples: Sequence[Mapping[str, typing.Any]] = ()
+    evaluation: Mapping = dataclasses.field(default_factory=dict)
+    samples: Sequence[Mapping] = ()
     examples: Sequence[str] = ()
     origin: str = ""
     rewards: bool = False
@@ -284,17 +271,12 @@ def _samples(facts: Facts) -> str:
 def _scores(facts: Facts) -> str:
     if not facts.scores:
         return "## Benchmarks\n\nNone was measured: `jaxlm eval RUN --tasks=...` measures them."
-    rows = [
-        (
-            score.task,
-            f"{score.metric}",
-            f"{score.value:.3f}" + (f" ± {2 * score.stderr:.3f}" if score.stderr is not None else ""),
-            "" if score.chance is None or score.metric in (BITS, MARGIN) else f"{score.chance:.3f}",
-            "" if score.fewshot is None else str(score.fewshot),
-            count(score.items),
-        )
-        for score in facts.scores
-    ]
+    rows = []
+    for task in facts.scores:
+        shots = "" if task.fewshot is None else str(task.fewshot)
+        for metric in task.metrics:
+            chance = "" if task.chance is None or metric in (BITS, MARGIN) else f"{task.chance:.3f}"
+            rows.append((task.task, metric, with_error(vars(task), metric), chance, shots, count(len(task.items))))
     head = ("task", "measure", "score ± 2 standard errors", "chance", "shots", "questions")
     return f"## Benchmarks\n\n{_table(head, rows)}"
 

@@ -20,7 +20,7 @@ from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.host import files
 from jaxlm.host.console import Tell, size, told, working
 from jaxlm.interop import gguf, hf_folder, peft
-from jaxlm.interop.hf_weights import MARK
+from jaxlm.interop.hf_folder import MARK
 
 # The first type is the default.
 TARGETS = {"hf": tuple(hf_folder.DTYPES), "gguf": gguf.DTYPES, "peft": ("f32", "bf16", "f16")}
@@ -51,7 +51,7 @@ class Source:
     config: ModelConfig
     tokenizer: Coder
     name: str
-    about: dict[str, typing.Any]
+    about: dict
     card: str
     scores: bool = False
     adapted: peft.Adapted | None = None
@@ -68,18 +68,18 @@ class Done(typing.NamedTuple):
     checking_s: float
 
 
-def dtypes_of(to: str, asked: str | None) -> tuple[str, list[str]]:
+def dtypes_of(to: str, dtypes: str | None) -> tuple[str, list[str]]:
     """Returns (the type of the weights, the types of further GGUF files) that a list with commas names.
 
     Raises ConfigError if the format has no such type.
     """
-    first, *more = dict.fromkeys(word.strip().lower() for word in (asked or TARGETS[to][0]).split(","))
+    first, *more = dict.fromkeys(word.strip().lower() for word in (dtypes or TARGETS[to][0]).split(","))
     if first not in TARGETS[to]:
         other = next((f"; give --to={name} for {first}" for name, types in TARGETS.items() if first in types), "")
-        raise ConfigError(f"--dtype={asked}: --to={to} writes {', '.join(TARGETS[to])}{other}")
+        raise ConfigError(f"--dtype={dtypes}: --to={to} writes {', '.join(TARGETS[to])}{other}")
     if more and (to == "peft" or set(more) - set(gguf.DTYPES)):
         beside = "one type alone" if to == "peft" else f"GGUF files in {', '.join(gguf.DTYPES)} after the first type"
-        raise ConfigError(f"--dtype={asked}: --to={to} writes {beside}")
+        raise ConfigError(f"--dtype={dtypes}: --to={to} writes {beside}")
     return first, more
 
 

@@ -6,7 +6,6 @@ rotates adjacent pairs), GPT-2's matrices are transposed, vectors are float32.
 
 import dataclasses
 import functools
-import importlib
 import math
 import pathlib
 import re
@@ -15,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from jaxlm.config import ConfigError, ModelConfig, pip_install
+from jaxlm.config import ConfigError, ModelConfig, optional
 from jaxlm.data.chats import chat
 from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.data.tokenizer.ours import Tokenizer
@@ -39,10 +38,7 @@ PARAMETER stop "<|im_end|>"
 
 def package() -> typing.Any:
     """Returns the `gguf` package. Raises ConfigError, with the command that installs it, if it is missing."""
-    try:
-        return importlib.import_module("gguf")
-    except ImportError:
-        raise ConfigError(f"--to=gguf needs the package gguf: {pip_install('gguf')}") from None
+    return optional("gguf", "--to=gguf needs the package gguf", "gguf")
 
 
 def file_name(name: str, dtype: str) -> str:

@@ -5,10 +5,9 @@ The library finds the token itself (HF_TOKEN, or the hub's login) and asks the h
 
 import contextlib
 import pathlib
-import typing
 from collections.abc import Iterator
 
-from jaxlm.config import ConfigError, RunError, pip_install
+from jaxlm.config import ConfigError, RunError, optional
 
 _WEIGHTS = "model*.safetensors*"  # one file, or several and their index
 
@@ -50,12 +49,9 @@ def push(folder: pathlib.Path, repository: str, message: str) -> str:
 
 
 @contextlib.contextmanager
-def _errors(repository: str) -> Iterator[typing.Any]:
+def _errors(repository: str) -> Iterator:
     """Yields the library; its errors become one line."""
-    try:
-        import huggingface_hub as library
-    except ImportError:
-        raise ConfigError(f"--push needs the package huggingface_hub: {pip_install('hub')}") from None
+    library = optional("huggingface_hub", "--push needs the package huggingface_hub", "hub")
     try:
         yield library
     except ConfigError:

@@ -20,7 +20,7 @@ from jaxlm.config import AdapterConfig, ConfigError, ModelConfig
 from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.devices import tree
 from jaxlm.host.console import Tell, told
-from jaxlm.interop import hf_config, hf_folder, hf_weights, leaves, peft_config
+from jaxlm.interop import hf_config, hf_folder, leaves, peft_config
 from jaxlm.interop.leaves import Shape, Tensor
 from jaxlm.models.adapters import Adapter, Variables
 from jaxlm.models.params import input_axes
@@ -30,7 +30,7 @@ _A, _B, _ROWS, _PROMPT = "lora_A.weight", "lora_B.weight", "token_adapter.traina
 _PREFIX = "base_model.model."
 Read = Callable[[str], np.ndarray]  # leaf of the base -> its value
 Base = tuple[str, str | None]  # the base's folder and checkpoint; None for a model from elsewhere
-Content = dict[str, typing.Any]  # of adapter_config.json
+Content = dict  # of adapter_config.json
 
 
 class Adapted(typing.NamedTuple):
@@ -86,11 +86,11 @@ def read(folder: pathlib.Path) -> origin.Origin | None:
     """
     if not peft_config.is_adapter(folder):
         return None
-    hf_weights.check_export(folder)
+    hf_folder.check_export(folder)
     content, tensors = read_files(folder)
     home = peft_config.base_of(folder)
     checkpoint = "latest" if hf_config.is_model(home) else content.get("revision") or "latest"
-    base = origin.open(home, checkpoint, readers=(hf_weights.read,))
+    base = origin.open(home, checkpoint, readers=(hf_folder.read,))
     try:
         adapter, variables = from_peft(content, tensors, base.config.model, base.leaf)
     except ConfigError as error:
@@ -108,7 +108,7 @@ def read(folder: pathlib.Path) -> origin.Origin | None:
     )
 
 
-READERS = (read, hf_weights.read)  # of weights from elsewhere, for `train.origin.open`
+READERS = (read, hf_folder.read)  # of weights from elsewhere, for `train.origin.open`
 
 
 def to_peft(adapted: Adapted, config: ModelConfig, read: Read, base: Base) -> tuple[Content, dict[str, np.ndarray]]:
@@ -143,9 +143,7 @@ def to_peft(adapted: Adapted, config: ModelConfig, read: Read, base: Base) -> tu
     return _lora_config(config, adapter, ranks, tables) | shared, tensors
 
 
-def from_peft(
-    content: Mapping[str, typing.Any], tensors: Mapping[str, np.ndarray], config: ModelConfig, read: Read
-) -> Adapted:
+def from_peft(content: Mapping, tensors: Mapping[str, np.ndarray], config: ModelConfig, read: Read) -> Adapted:
     """Returns the adapter in PEFT's files, the inverse of `to_peft`; `settings.targets` are kernels by our names.
 
     If a projection has its own rank or alpha (`rank_pattern`, `alpha_pattern`), `lora_b` is scaled to make up for it.
@@ -189,7 +187,7 @@ def settings(kind: str, **changed: typing.Any) -> AdapterConfig:
     return AdapterConfig(kind=kind, **(plain | changed))
 
 
-def _scale(content: Mapping[str, typing.Any], module: str) -> float:
+def _scale(content: Mapping, module: str) -> float:
     rank = _of_pattern(content.get("rank_pattern"), module, content["r"])
     alpha = _of_pattern(content.get("alpha_pattern"), module, content["lora_alpha"])
     return alpha / (math.sqrt(rank) if content.get("use_rslora") else rank)
@@ -254,7 +252,7 @@ def _base_rows(read: Read, table: Tensor, ids: tuple[int, ...]) -> np.ndarray:
 
 
 def _row_differences(
-    left: dict[str, np.ndarray], content: Mapping[str, typing.Any], config: ModelConfig, read: Read
+    left: dict[str, np.ndarray], content: Mapping, config: ModelConfig, read: Read
 ) -> tuple[dict[str, dict], tuple[int, ...]]:
     """Removes the rows from `left`; returns (our collection `rows`, their ids), zeros for a table that PEFT does not change."""
     ids_of_module, whole = peft_config.ids_of(content), {}

@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-import typing
 from collections.abc import Mapping
 
 import safetensors
@@ -52,7 +51,7 @@ def is_adapter(folder: pathlib.Path) -> bool:
     return (folder / CONFIG).is_file()
 
 
-def read(folder: pathlib.Path) -> dict[str, typing.Any]:
+def read(folder: pathlib.Path) -> dict:
     """Returns the content of adapter_config.json. Raises ConfigError if the file is damaged, or its kind not supported."""
     try:
         content = files.json_of((folder / CONFIG).read_bytes())
@@ -75,7 +74,7 @@ def base_of(folder: pathlib.Path) -> pathlib.Path:
     )
 
 
-def check(content: Mapping[str, typing.Any]) -> None:
+def check(content: Mapping) -> None:
     """Raises ConfigError if an adapter_config.json is damaged, or needs an unsupported feature: another method, DoRA, ..."""
     kind = content.get("peft_type")
     if kind not in ("LORA", "PROMPT_TUNING"):
@@ -97,7 +96,7 @@ def check(content: Mapping[str, typing.Any]) -> None:
             )
 
 
-def ids_of(content: Mapping[str, typing.Any]) -> dict[str, list[int]]:
+def ids_of(content: Mapping) -> dict[str, list[int]]:
     """Returns module ("" if none is named) -> the ids whose rows an adapter replaces: "embed_tokens" -> [8187, 8188]."""
     indices = content.get("trainable_token_indices") or {}
     return {name: list(ids) for name, ids in indices.items()} if isinstance(indices, Mapping) else {"": list(indices)}
@@ -108,7 +107,7 @@ def model_folder(folder: pathlib.Path) -> pathlib.Path:
     return base_of(folder) if is_adapter(folder) else folder
 
 
-def settings(folder: pathlib.Path, controls: Mapping[str, int]) -> dict[str, typing.Any]:
+def settings(folder: pathlib.Path, controls: Mapping[str, int]) -> dict:
     """Returns the keys of our section `adapter` that continue to train the adapter in a folder.
 
     `controls` are the control tokens of the base, piece -> id. Raises ConfigError if our adapters can't have its ranks, or

@@ -3,7 +3,6 @@
 import base64
 import dataclasses
 import re
-import typing
 
 from jaxlm.config import ConfigError
 from jaxlm.data.chats import chat
@@ -59,7 +58,7 @@ def pieces(tokenizer: Tokenizer) -> Pieces:
     )
 
 
-def tokenizer_json(tokenizer: Tokenizer) -> dict[str, typing.Any]:
+def tokenizer_json(tokenizer: Tokenizer) -> dict:
     """Returns the content of tokenizer.json, whose post-processor puts `tokenizer.opening` before a text."""
     held = pieces(tokenizer)
     opening = [{"SpecialToken": {"id": held.texts[i], "type_id": 0}} for i in tokenizer.opening]
@@ -83,7 +82,7 @@ def tokenizer_json(tokenizer: Tokenizer) -> dict[str, typing.Any]:
     }
 
 
-def tokenizer_config(tokenizer: Tokenizer, max_length: int) -> dict[str, typing.Any]:
+def tokenizer_config(tokenizer: Tokenizer, max_length: int) -> dict:
     """Returns the content of tokenizer_config.json, with the chat template if the vocabulary has its tokens.
 
     `split_special_tokens` is True, so that control tokens spelled in a text are plain text; with a chat template, which spells
@@ -110,7 +109,7 @@ def pad_token(tokenizer: Tokenizer) -> str:
     return next(text for text, kind in zip(held.texts, held.types, strict=True) if kind == UNKNOWN)
 
 
-def added(held: Pieces, i: int) -> dict[str, typing.Any]:
+def added(held: Pieces, i: int) -> dict:
     """Returns an id's entry in `added_tokens`, the tokens that a decoder may skip or that are matched before others."""
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"id": i, "content": held.texts[i], **flags, "special": held.types[i] != _USER}
@@ -126,7 +125,7 @@ def _names(held: Pieces) -> list[str]:
     ]
 
 
-def _bpe(held: Pieces) -> dict[str, typing.Any]:
+def _bpe(held: Pieces) -> dict:
     names = _names(held)
     normal = {name: i for i, (name, kind) in enumerate(zip(names, held.types, strict=True)) if kind == _NORMAL}
     merges = []
@@ -149,7 +148,7 @@ def _bpe(held: Pieces) -> dict[str, typing.Any]:
     }
 
 
-def _unigram(held: Pieces) -> dict[str, typing.Any]:
+def _unigram(held: Pieces) -> dict:
     # SentencePiece never matches a control or byte piece in a text; this model would. So each scores below its characters.
     normal = [score for score, kind in zip(held.scores, held.types, strict=True) if kind == _NORMAL]
     bad = 100 * min(*normal, -10.0)
@@ -162,11 +161,11 @@ def _unigram(held: Pieces) -> dict[str, typing.Any]:
     }
 
 
-def _split(pattern: str) -> dict[str, typing.Any]:
+def _split(pattern: str) -> dict:
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
-def _pre_tokenizer(held: Pieces) -> dict[str, typing.Any] | None:
+def _pre_tokenizer(held: Pieces) -> dict | None:
     parts = [_split(held.words or _SPACE)]
     if not held.is_bpe:
         # A character that is in no piece is its own word: then no control piece that contains it can match.
@@ -177,7 +176,7 @@ def _pre_tokenizer(held: Pieces) -> dict[str, typing.Any] | None:
     return {"type": "Sequence", "pretokenizers": parts}
 
 
-def _normalizer(held: Pieces) -> dict[str, typing.Any] | None:
+def _normalizer(held: Pieces) -> dict | None:
     parts: list[dict] = []
     if held.charsmap:
         parts.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(held.charsmap).decode()})

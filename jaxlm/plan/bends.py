@@ -12,7 +12,6 @@ Shapes: N means of losses, P columns that the curve is free to follow, C candida
 import contextlib
 import itertools
 import pathlib
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -31,7 +30,7 @@ _POWERS, _DRAWS = (0.01, 0.5, 1.0), 2000  # of the steps, in which the spline is
 _TURNS = {(1, 0): "the warm-up ended", (1, -1): "the warm-up ended", (0, -1): "the decay of the rate began"}
 
 
-def find(steps: np.ndarray, losses: np.ndarray, events: Sequence[tuple[int, str]]) -> list[dict[str, typing.Any]]:
+def find(steps: np.ndarray, losses: np.ndarray, events: Sequence[tuple[int, str]]) -> list[dict]:
     """Returns the bends of a curve, rows of step, change (nats), over (steps; 0: at once), events (in words), by step.
 
     `events`: (the first step that each may have changed, words).
@@ -102,7 +101,7 @@ def _whiten(y_N: np.ndarray, s_N: np.ndarray, free_NxP: np.ndarray, shapes_NxCxW
     return rest[:, 0], np.moveaxis(rest[:, 1:].reshape(shapes_NxCxW.shape), 0, 1)
 
 
-def of_run(folder: pathlib.Path, summary: Mapping, final: Sequence[tuple[int, str]]) -> list[dict[str, typing.Any]]:
+def of_run(folder: pathlib.Path, summary: Mapping, final: Sequence[tuple[int, str]]) -> list[dict]:
     """Returns the bends of a run: rows of `find`, with `explained`, the part of the change by the rate, and `why` in words.
 
     `summary`: as `outlook.gather` returns it. `final`: the event that the final mixture began, if it did.
@@ -160,7 +159,7 @@ def _seeds(folder: pathlib.Path, run: Mapping, change: float) -> Iterator[str]:
 
     for place in (folder.resolve().parent.parent, *sorted(folder.glob(f"{sweep.FOLDER}/*"))):
         with contextlib.suppress(ValueError, TypeError, KeyError):  # no sweep, a damaged one, one without a result
-            found = sweep.read(place)
-            scatter = float(np.median(found["result"]["scatters"]))
-            if (found["shape"]["parameters"], found["shape"]["steps"]) == (run["params"], run["steps"]):
+            near = sweep.read(place)
+            scatter = float(np.median(near["result"]["scatters"]))
+            if (near["shape"]["parameters"], near["shape"]["steps"]) == (run["params"], run["steps"]):
                 yield f"{'within' if abs(change) <= 2 * scatter else 'beyond'} the noise of seeds, {scatter:.3f} ({place.name})"

@@ -10,7 +10,6 @@ and links between devices are not counted.
 
 import dataclasses
 import math
-import typing
 
 from jaxlm.config import Config, ModelConfig, milestones
 from jaxlm.plan import flops
@@ -82,7 +81,7 @@ def forward_share(config: Config) -> float:
     return flops.judging(config).palm / (flops.of(config).palm * remat_factor(config))
 
 
-def by_phase(config: Config, tokens_per_second: float, devices: int, hosts: int = 0) -> list[dict[str, typing.Any]]:
+def by_phase(config: Config, tokens_per_second: float, devices: int, hosts: int = 0) -> list[dict]:
     """Returns a row for each phase of a run: name, last step, steps, hours, limit in dollars.
 
     Steps after the last phase are a phase named "". The hours include evaluations and saves, and in the first phase the start

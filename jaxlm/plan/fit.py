@@ -5,7 +5,6 @@ import functools
 import itertools
 import math
 import re
-import typing
 from collections.abc import Callable, Sequence
 
 from jaxlm.config import Config, ConfigError, MeshConfig, with_keys
@@ -181,7 +180,7 @@ def with_method(config: Config, name: str) -> Config:
     return with_changes(changed, optimizer=optimizer, microbatch=1)
 
 
-def by_method(config: Config, cards: Sequence[Accelerator]) -> list[dict[str, typing.Any]]:
+def by_method(config: Config, cards: Sequence[Accelerator]) -> list[dict]:
     """Returns for each of METHODS its bytes with one row, by remat policy, and the smallest card for the most frugal policy."""
     rows = []
     for name in METHODS:

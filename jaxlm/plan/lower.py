@@ -10,7 +10,6 @@ import math
 import pathlib
 import re
 import time
-import typing
 from collections.abc import Callable, Sequence
 
 import jax
@@ -141,7 +140,7 @@ def target(devices: int, hosts: int) -> Target:
     return Target("cpu", f"{devices} fake CPU devices", cpus[:devices], QUICK)
 
 
-def compile_step(config: Config, shape: MeshConfig, target: Target) -> dict[str, typing.Any]:
+def compile_step(config: Config, shape: MeshConfig, target: Target) -> dict:
     """Compiles the step for a target's platform, and returns its memory, sharding and collectives, for `jaxlm plan`."""
     start = time.monotonic()
     mesh = sharding.make_mesh(shape, target.devices)

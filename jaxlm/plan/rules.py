@@ -11,7 +11,6 @@ The scaling laws are L(N, D) = E + A / N^alpha + B / D^beta, in nats per token O
 
 import dataclasses
 import math
-import typing
 from collections.abc import Callable, Iterator
 
 from jaxlm.config import BY_RULE, Config, ConfigError, OptimConfig
@@ -244,7 +243,7 @@ LAWS = (
 TOKENS_PER_PARAM = 20.0  # the rule of thumb that Hoffmann et al.'s approaches 1 and 2 come to
 
 
-def stand(params: float, tokens: float, vocab_size: int) -> dict[str, typing.Any]:
+def stand(params: float, tokens: float, vocab_size: int) -> dict:
     """Returns what the laws predict for training `params` parameters on `tokens` tokens, as plain values.
 
     Repeated tokens count as new ones, which is accurate up to about 4 epochs (arXiv:2305.16264). `optimal_tokens` are by the
@@ -321,7 +320,7 @@ class Departure:
     high: bool = False
 
 
-def compare(config: Config) -> dict[str, typing.Any] | None:
+def compare(config: Config) -> dict | None:
     """Returns {"rules": name -> rule, "departures": [...]} as plain values; None where the rules do not apply.
 
     They apply to pretraining from new weights over a whole schedule, not to a branch that decays. A rate, a half-life of b2,

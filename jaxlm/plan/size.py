@@ -79,7 +79,7 @@ def _widths(model: ModelConfig) -> Iterator[ModelConfig]:
 
 def _with_d_ff(model: ModelConfig, wanted: int) -> ModelConfig:
     """Returns the model with `d_ff` changed by at most `_WIDER`, so that it has about `wanted` parameters."""
-    one = count_params(dataclasses.replace(model, d_ff=model.d_ff + 1)) - count_params(model)
-    d_ff = model.d_ff + (wanted - count_params(model)) / one
+    per_unit = count_params(dataclasses.replace(model, d_ff=model.d_ff + 1)) - count_params(model)
+    d_ff = model.d_ff + (wanted - count_params(model)) / per_unit
     d_ff = min(max(d_ff, (1 - _WIDER) * model.d_ff), (1 + _WIDER) * model.d_ff)
     return dataclasses.replace(model, d_ff=max(round(d_ff / _MULTIPLE), 1) * _MULTIPLE)

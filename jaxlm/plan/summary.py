@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import typing
 from collections.abc import Sequence
 
 from jaxlm.config import Config, MeshConfig, with_keys
@@ -14,7 +13,7 @@ from jaxlm.plan.memory import Memory, abstract_mesh
 from jaxlm.step import optim
 
 
-def summarise(config: Config) -> dict[str, typing.Any]:
+def summarise(config: Config) -> dict:
     """Returns the plan of a config on `plan.mesh`, or on one device of each accelerator. Dtype and attention can't be auto."""
     prices = accelerators.load(config.plan.prices)
     chosen = (prices.named(config.plan.accelerator),) if config.plan.accelerator else prices.accelerators
@@ -58,7 +57,7 @@ def summarise(config: Config) -> dict[str, typing.Any]:
     }
 
 
-def phases(config: Config, rows: Sequence[dict[str, typing.Any]]) -> dict[str, typing.Any] | None:
+def phases(config: Config, rows: Sequence[dict]) -> dict | None:
     """Returns each phase's cost on an accelerator at the run's price (within 10%), else on the cheapest; None if none fits."""
     price, stop, steps = config.hardware.usd_per_hour, config.stop, config.train.steps
     fitting = [row for row in rows if row["fits"]] or [row for row in rows if row["devices"]]
@@ -90,7 +89,7 @@ def hosts(config: Config, mesh: MeshConfig) -> int:
     return config.plan.hosts or -(-fit.devices_of(mesh) // 8)
 
 
-def _model(config: Config) -> dict[str, typing.Any]:
+def _model(config: Config) -> dict:
     m = config.model
     shape = ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff", "vocab_size", "tie_embeddings")
     return {
@@ -103,7 +102,7 @@ def _model(config: Config) -> dict[str, typing.Any]:
     }
 
 
-def _training(config: Config) -> dict[str, typing.Any]:
+def _training(config: Config) -> dict:
     """Returns the numbers of trained and frozen parameters, and the kind of training."""
     a, m = config.adapter, config.model
     added = flops.adapter_params(m, a)
@@ -120,7 +119,7 @@ def _training(config: Config) -> dict[str, typing.Any]:
     }
 
 
-def _run(config: Config) -> dict[str, typing.Any]:
+def _run(config: Config) -> dict:
     t, total, per_token = config.train, tokens(config), flops.of(config)._asdict()
     law = rules.stand(count_params(config.model), total, config.model.vocab_size)
     return {
@@ -137,15 +136,13 @@ def _run(config: Config) -> dict[str, typing.Any]:
     }
 
 
-def _row(
-    config: Config, planner: fit.Planner, mesh: MeshConfig, memory: Memory, device: Accelerator
-) -> dict[str, typing.Any]:
+def _row(config: Config, planner: fit.Planner, mesh: MeshConfig, memory: Memory, device: Accelerator) -> dict:
     """Returns the row of one accelerator: for `plan.mesh`, or without it for as few devices as the model needs."""
-    asked = bool(config.plan.mesh)
-    fitting = planner.largest(mesh, device.memory) if asked else planner.fewest(device.memory)
+    on_mesh = bool(config.plan.mesh)
+    fitting = planner.largest(mesh, device.memory) if on_mesh else planner.fewest(device.memory)
     devices = fitting.devices if fitting else fit.devices_of(mesh)
     as_planned = bool(fitting) and devices == fit.devices_of(mesh)
-    costs = _cost(config, device, fitting, hosts(config, mesh) if asked else -(-devices // 8), devices)
+    costs = _cost(config, device, fitting, hosts(config, mesh) if on_mesh else -(-devices // 8), devices)
     change = planner.faster(mesh, device.memory) if as_planned else planner.remedy(mesh, device.memory)
     changed = change and {key: getattr(change, key) for key in ("devices", "optimizer", "remat", "microbatch")}
     if change:  # its cost on the mesh

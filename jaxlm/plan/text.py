@@ -2,7 +2,6 @@
 
 import datetime
 import textwrap
-import typing
 
 from jaxlm.data.batches.document_rows import MOST_PASSES
 from jaxlm.host.console import dollars, gigabytes, hours, human, size, table
@@ -13,7 +12,7 @@ FAR = {"parameters": 10, "tokens": 2}
 BUSY = 0.5  # load per core above which a measurement on a CPU says little
 
 
-def render(plan: dict[str, typing.Any]) -> str:
+def render(plan: dict) -> str:
     parts = (_model, _tokens, _recipe, _rates, _memory, _methods, _disk, _compiled, _table, _phases, _notes)
     return "\n\n".join(filter(None, (part(plan) for part in parts)))
 

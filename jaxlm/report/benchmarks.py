@@ -157,8 +157,8 @@ def _left_out(task: str, points: list[dict], drawn: list[dict]) -> str:
     if len(points) == len(drawn):
         return ""
     steps = ", ".join(f"{point['step']:,}" for point in points if point not in drawn)
-    asked = "" if drawn[0].get("n") is None else f" of {count(int(drawn[0]['n']))} questions"
-    return f"{title(task)}: curves show steps{asked} asked alike; not step {steps}, asked otherwise."
+    of_all = "" if drawn[0].get("n") is None else f" of {count(int(drawn[0]['n']))} questions"
+    return f"{title(task)}: curves show steps{of_all} asked alike; not step {steps}, asked otherwise."
 
 
 def _alarm(run: dict, task: str, point: dict) -> str:
@@ -168,10 +168,10 @@ def _alarm(run: dict, task: str, point: dict) -> str:
 
 def _row(task: str, point: dict) -> tuple:
     metric, chance = accuracy(point["metrics"]) or "", point.get("chance")
-    asked = ("" if point.get(name) is None else count(int(point[name])) for name in ("n", "fewshot"))
+    numbers = ("" if point.get(name) is None else count(int(point[name])) for name in ("n", "fewshot"))
     measures = (with_error(point, name) for name in (BITS, MARGIN))
     shown = "" if chance is None else f"{chance:.3f}"
-    return (title(task), with_error(point, metric), shown, *measures, metric, *asked, count(point["step"]))
+    return (title(task), with_error(point, metric), shown, *measures, metric, *numbers, count(point["step"]))
 
 
 def _points(points: list[dict], metric: str, errors: float = 0.0) -> list[tuple[float, float]]:

@@ -19,7 +19,6 @@ import json
 import math
 import pathlib
 import re
-import typing
 from collections.abc import Callable
 
 from jaxlm.corpus.tally import stage_order
@@ -30,7 +29,7 @@ from jaxlm.report.markup import Markup, cell, details, join, table, tag
 _JUNK_ROWS = 40  # shown at once; the others on demand
 
 
-def write(path: pathlib.Path, summary: dict[str, typing.Any]) -> None:
+def write(path: pathlib.Path, summary: dict) -> None:
     """Writes the page of a summary. The module's docstring lists the summary's keys."""
     parts = [
         ("Funnel", _funnel, summary["sources"]),
@@ -300,7 +299,7 @@ def _manifest(manifest: dict) -> Markup:
 TARGET = "target"
 
 
-def _mismatch(report: dict[str, typing.Any]) -> Markup:
+def _mismatch(report: dict) -> Markup:
     sources = report["sources"]
     advice = [(name, _words(row["action"]), _words(row["sentence"])) for name, row in report["advice"].items()]
     parts = [

@@ -50,10 +50,10 @@ def scores(summary: dict) -> Markup:
     head = ("category", "run", "step", *(name.replace("_", " ") for name in shown), "prompts")
     rows = []
     for task, run, point in points:
-        asked = "" if point.get("n") is None else count(int(point["n"]))
+        number = "" if point.get("n") is None else count(int(point["n"]))
         cells = {name: with_error(point, name) for name in shown}
         if "longest_copy" in point["metrics"]:
             cells["longest_copy"] = count(int(point["metrics"]["longest_copy"]))
-        rows.append((task.removeprefix(PREFIX), run, count(point["step"]), *cells.values(), asked))
+        rows.append((task.removeprefix(PREFIX), run, count(point["step"]), *cells.values(), number))
     lines = ["± is two standard errors.", *meanings({task: point["metrics"] for task, _, point in points})]
     return join([table(head, rows, "Red team"), *(tag("p", line, class_="dim") for line in lines)])

@@ -23,7 +23,6 @@ spikes, rollbacks, starts      rows
 
 import datetime
 import pathlib
-import typing
 from collections.abc import Callable, Mapping, Sequence
 
 from jaxlm.corpus.stages.junk_patterns import SURE
@@ -35,7 +34,7 @@ from jaxlm.report.markup import Markup, cell, details, join, table, tag
 _BY_STEP = {"along": "steps"}
 
 
-def write(path: pathlib.Path, summary: dict[str, typing.Any]) -> None:
+def write(path: pathlib.Path, summary: dict) -> None:
     """Writes the page of a summary. The module's docstring lists the summary's keys."""
     parts = [
         ("All stages", took),
@@ -97,7 +96,7 @@ def _tiles(summary: dict) -> Markup:
     return markup.tiles(tiles)
 
 
-def _paid(summary: dict, *parts: typing.Any) -> tuple:
+def _paid(summary: dict, *parts: object) -> tuple:
     """Returns the given parts, which are about dollars; () if the machine has no price."""
     return parts if summary["run"]["cost_usd"] > 0 else ()
 
@@ -255,7 +254,7 @@ def _temperature(value: float | None) -> str:
 
 
 def _speed(summary: dict) -> Markup:
-    def by_step(column: str, label: str, **more: typing.Any) -> Markup:
+    def by_step(column: str, label: str, **more: object) -> Markup:
         return chart.lines([Curve("", columns(summary, "step", column))], label, **_BY_STEP, **more)
 
     marks = _resumes(summary)

@@ -1,8 +1,7 @@
 """Writes one page on several runs: their curves over each other, what came of each, and which keys differ."""
 
 import pathlib
-import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from jaxlm.host.console import count, dollars, duration, human, loss
 from jaxlm.report import benchmarks, chart, markup, run_page
@@ -15,7 +14,7 @@ _COLOURS = 6  # of a chart; a seventh run has the first colour, dotted
 def write(
     path: pathlib.Path,
     summaries: Mapping[str, Mapping],
-    differing: Sequence[Mapping[str, typing.Any]],
+    differing: Sequence[Mapping],
     texts: Mapping[str, Sequence[str]],
     first: Mapping[str, Markup] | None = None,
 ) -> None:
@@ -74,9 +73,7 @@ def _benchmarks(summaries: Mapping[str, Mapping]) -> Markup:
 
 
 def _curves(summaries: Mapping[str, Mapping], texts: Mapping[str, Sequence[str]]) -> Markup:
-    def over(
-        label: str, along: str, points_of: typing.Callable[[Mapping], Sequence], runs: Sequence[str], **more
-    ) -> Markup:
+    def over(label: str, along: str, points_of: Callable[[Mapping], Sequence], runs: Sequence[str], **more) -> Markup:
         drawn = []
         for i, name in enumerate(summaries):  # all of them: a run has one colour in all charts
             dotted = i >= _COLOURS
@@ -84,7 +81,7 @@ def _curves(summaries: Mapping[str, Mapping], texts: Mapping[str, Sequence[str]]
             drawn.append(Curve(name + " (dotted)" * dotted, points, dotted))
         return chart.lines(drawn, label, along=along, shown=lambda value: f"{value:.4g}", **more)
 
-    def column(x: str, y: str) -> typing.Callable[[Mapping], Sequence]:
+    def column(x: str, y: str) -> Callable[[Mapping], Sequence]:
         return lambda summary: run_page.columns(summary, x, y)
 
     runs, nats = list(summaries), {"unit": "nats a token"}
@@ -100,7 +97,7 @@ def _curves(summaries: Mapping[str, Mapping], texts: Mapping[str, Sequence[str]]
     return chart.grid(charts)
 
 
-def _differences(differing: Sequence[Mapping[str, typing.Any]], names: Sequence[str]) -> Markup:
+def _differences(differing: Sequence[Mapping], names: Sequence[str]) -> Markup:
     rows = [(f"{row['what']}: {row['name']}", *map(markup.value, row["values"])) for row in differing]
     return (
         table(("", *names), rows, "What differs") if rows else tag("p", "Code, config, data and hardware are the same.")

@@ -4,7 +4,6 @@ import json
 import math
 import pathlib
 import platform
-import typing
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -23,7 +22,7 @@ _BLOCKS = 10  # of steps, over which two losses are compared
 Curve = Mapping[int, dict]  # step -> metrics
 
 
-def compare(a: pathlib.Path, b: pathlib.Path) -> dict[str, typing.Any]:
+def compare(a: pathlib.Path, b: pathlib.Path) -> dict:
     """Returns the differences of two runs as plain values, with a `verdict` of one line. Raises ConfigError.
 
     `parted` is the first step at which a metric of training or evaluation differs, None if all are equal to the last bit.
@@ -83,8 +82,8 @@ def _facts(config: dict, start: dict) -> dict[str, dict]:
     }
 
 
-def _flat(section: dict, prefix: str = "") -> dict[str, typing.Any]:
-    flat: dict[str, typing.Any] = {}
+def _flat(section: dict, prefix: str = "") -> dict:
+    flat: dict = {}
     for key, inner in section.items():
         flat |= _flat(inner, f"{prefix}{key}.") if isinstance(inner, dict) else {f"{prefix}{key}": inner}
     return flat

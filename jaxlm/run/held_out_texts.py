@@ -2,7 +2,6 @@
 
 import math
 import pathlib
-import typing
 from collections.abc import Mapping
 
 from jaxlm import config as config_lib
@@ -13,7 +12,7 @@ from jaxlm.run import ledger
 Texts = dict[str, str]  # source -> sha256 of its held-out text, and how much of the text is measured, if not all
 
 
-def known(data: typing.Any) -> bool:
+def known(data: object) -> bool:
     """True for a data directory whose manifest has the hashes of its held-out texts."""
     return isinstance(data, shards.DataDir) and manifest.HELD_OUT in data.manifest
 

@@ -50,7 +50,7 @@ _LISTS: dict[str, Callable[[object], bool]] = {
 }
 
 
-def read(folder: pathlib.Path, mend: bool = True) -> dict[str, typing.Any]:
+def read(folder: pathlib.Path, mend: bool = True) -> dict:
     """Returns the content of run.json: lists `starts`, `phases`, `passed_over`, `rollbacks`, `receipt`; empty without a file.
 
     Renames a damaged file to run.json.damaged.N, and writes its undamaged lists to a new run.json; without `mend` raises

@@ -59,7 +59,7 @@ def origins(folder: pathlib.Path) -> list[Origin]:
     return origins[::-1]
 
 
-def stages(before: Sequence[Origin], folder: pathlib.Path) -> list[dict[str, typing.Any]]:
+def stages(before: Sequence[Origin], folder: pathlib.Path) -> list[dict]:
     """Returns a row for each stage that made the run in `folder`, first to last: the data, the earlier runs, the run itself.
 
     `held_out` is a line if a row's run and the previous run measure different held-out texts. [] if the run has no origin.
@@ -73,7 +73,7 @@ def stages(before: Sequence[Origin], folder: pathlib.Path) -> list[dict[str, typ
     return [*_data(before[0].folder), *rows]
 
 
-def commands(folder: pathlib.Path, usd_per_hour: float) -> list[dict[str, typing.Any]]:
+def commands(folder: pathlib.Path, usd_per_hour: float) -> list[dict]:
     """Returns a row (name, seconds, dollars) for each file in `folder`, which holds a command's seconds. Raises ConfigError."""
     if not folder.is_dir():
         what = "there is no such folder; it should have a file NAME with the seconds of each command"
@@ -94,12 +94,12 @@ def curves(program: str, records: Sequence[dict]) -> dict[str, list[tuple[int, f
     return {words: points(records, metric) for metric, words in _FIGURES.get(program, ())}
 
 
-def _row(folder: pathlib.Path, program: str, **known: typing.Any) -> dict[str, typing.Any]:
+def _row(folder: pathlib.Path, program: str, **known: typing.Any) -> dict:
     unknown = dict.fromkeys(("steps", "tokens", "wall_s", "cost_usd"))
     return {"name": folder.resolve().name, "program": program, "config": "", "phases": []} | unknown | known
 
 
-def _run(folder: pathlib.Path, last: float) -> dict[str, typing.Any]:
+def _run(folder: pathlib.Path, last: float) -> dict:
     done = [record for record in records(folder) if record["step"] <= last]
     book, now, config = ledger.read(folder), latest(done), config_of(folder)
     first = book["starts"][0] if book["starts"] else {}
@@ -112,7 +112,7 @@ def _run(folder: pathlib.Path, last: float) -> dict[str, typing.Any]:
     return _row(folder, program, **known, phases=list(dict.fromkeys(phases)), **_figure(program, done))
 
 
-def _figure(program: str, records: Sequence[dict]) -> dict[str, typing.Any]:
+def _figure(program: str, records: Sequence[dict]) -> dict:
     """Returns the main figure of a kind of training, at the start and at the end; "begin" is None if it was measured once."""
     for metric, words in _FIGURES.get(program, _LOSS):
         if figures := [figure for _, figure in points(records, metric)]:
@@ -134,7 +134,7 @@ def _config_name(command: object) -> str:
     return pathlib.PurePath([*named, *plain, ""][0]).stem
 
 
-def _data(folder: pathlib.Path) -> list[dict[str, typing.Any]]:
+def _data(folder: pathlib.Path) -> list[dict]:
     """Returns a list with one row for the run's prepared data, with documents read and kept; [] without prepared data."""
     config = config_of(folder)
     if not config or config.origin or config.program != "pretrain":

@@ -1,23 +1,36 @@
-"""Writes and reads metrics.jsonl, one JSON object a line.
+"""Writes a run's records to metrics.jsonl, TensorBoard and Weights & Biases, reads metrics.jsonl, and scores checkpoints by it.
 
-It is append-only. After a resume a step may have two lines, since the steps after the last checkpoint are done again. The
-later line counts. Only process 0 writes. Readers skip lines that are no records (cut short by a crash, damaged), and read
-values that are no numbers as None.
+No writer can stop or delay training. No JAX is imported here.
+
+metrics.jsonl has one JSON object a line, and is append-only. After a resume a step may have two lines, since the steps after
+the last checkpoint are done again. The later line counts. Only process 0 writes. Readers skip lines that are no records (cut
+short by a crash, damaged), and read values that are no numbers as None.
 """
 
 import collections
 import contextlib
+import difflib
 import errno
+import importlib.util
 import json
 import math
 import os
 import pathlib
+import platform
+import re
+import secrets
 import statistics
+import struct
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from jaxlm.config import Config
-from jaxlm.host import console
+from jaxlm.config import CheckpointConfig, Config, ConfigError, LogConfig, pip_install
+from jaxlm.host import console, files
+from jaxlm.host.console import say
 from jaxlm.host.files import is_number, json_of, whole
+from jaxlm.host.redact import redact
+from jaxlm.run import ledger
 
 START = "start"  # the machine and price of a start, in its first record: no metric
 HELD_OUT = "val/loss"  # by default its lowest value is the best checkpoint's
@@ -177,3 +190,215 @@ def undone(record: Mapping, rollbacks: Sequence[Mapping]) -> bool:
     """True if a later rollback undid the record, which has a `step` and perhaps a `time`."""
     step, time = record["step"], record.get("time") or 0.0
     return any(step >= rollback["steps"][0] and time < rollback["time"] for rollback in rollbacks)
+
+
+_FINISH_S = 60.0  # how long the end of a run waits for W&B's servers
+
+
+class Writer:
+    """Writes each record to metrics.jsonl, and to TensorBoard and W&B if the config asks for them."""
+
+    def __init__(
+        self,
+        workdir: pathlib.Path,
+        config: LogConfig,
+        run_config: dict,
+        first: int = 1,
+        on_full: Callable[[], None] | None = None,
+    ):
+        self._json = JsonLines(workdir / "metrics.jsonl", on_full)
+        self._others: list[TensorBoard | WandB] = []
+        if config.tensorboard:
+            self._others.append(TensorBoard(workdir / "tensorboard", first, on_full))
+        if config.wandb:
+            self._others.append(WandB(workdir, config.wandb, run_config))
+
+    def write(self, record: dict[str, float]) -> None:
+        """Writes one record, which must have `step`. Does not raise."""
+        self._json.write(record)
+        scalars = {k: v for k, v in record.items() if k not in ("step", "time") and isinstance(v, int | float)}
+        for other in self._others:
+            other.write(record["step"], scalars)
+
+    def close(self) -> None:
+        with contextlib.ExitStack() as stack:  # if one fails, the others are still closed
+            for each in (*self._others, self._json):
+                stack.callback(each.close)
+
+
+def check(config: LogConfig) -> None:
+    if config.wandb and importlib.util.find_spec("wandb") is None:
+        raise ConfigError(f"config.log.wandb={config.wandb!r} needs Weights & Biases: {pip_install('wandb')}")
+
+
+class _Guarded:
+    """A third-party logger: if it fails, one line says so, and the run goes on."""
+
+    _failed = False
+
+    @contextlib.contextmanager
+    def _guard(self, problem: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # it may raise anything, from its own errors to a broken pipe
+            if not self._failed:
+                say(f"{problem}: {str(error).strip() or type(error).__name__}; training goes on".replace("\n", " "))
+            self._failed = True
+
+
+class TensorBoard(_Guarded):
+    """Writes an event file for TensorBoard, one for each start. tensorboardX creates the events.
+
+    tensorboardX's writer is not used: once the disk was full its thread is dead, and writing an eleventh scalar hangs.
+    """
+
+    def __init__(self, folder: pathlib.Path, first: int, on_full: Callable[[], None] | None = None):
+        self._file: Appender | None = None
+        with self._guard("TensorBoard can't be used"):
+            self._open(folder, first, on_full)
+
+    def _open(self, folder: pathlib.Path, first: int, on_full: Callable[[], None] | None) -> None:
+        # tensorboardX imports PyTorch if it is installed, for the name of a type, which takes seconds. With None in
+        # sys.modules that import fails at once.
+        absent = "torch" not in sys.modules
+        if absent:
+            sys.modules["torch"] = None
+        try:
+            from tensorboardX import record_writer, summary
+            from tensorboardX.proto import event_pb2
+        finally:
+            if absent:
+                del sys.modules["torch"]
+        self._event, self._session = event_pb2.Event, event_pb2.SessionLog
+        self._scalar, self._crc = summary.scalar, record_writer.masked_crc32c
+        # TensorBoard reads the files in the order of their names.
+        self._file = Appender(folder / f"events.out.tfevents.{time.time():.6f}.{platform.node()}", on_full)
+        self._append(file_version="brain.Event:2")
+        self._append(step=first, session_log=self._session(status=self._session.START))
+
+    def write(self, step: int, scalars: dict[str, float]) -> None:
+        # Non-finite values are no points of a curve, and tensorboardX would warn each time.
+        finite = {name: value for name, value in scalars.items() if math.isfinite(value)}
+        if self._file and finite:
+            with self._guard("TensorBoard can't be written to"):
+                summaries = [self._scalar(name, value) for name, value in finite.items()]
+                for other in summaries[1:]:
+                    summaries[0].MergeFrom(other)
+                self._append(step=step, summary=summaries[0])
+
+    def close(self) -> None:
+        if self._file:
+            self._file.close()
+
+    def _append(self, **parts) -> None:
+        """Appends an event as a TFRecord: its length and its bytes, each with a checksum."""
+        data = self._event(wall_time=time.time(), **parts).SerializeToString()
+        length = struct.pack("<Q", len(data))
+        self._file.append(length + struct.pack("<I", self._crc(length)) + data + struct.pack("<I", self._crc(data)))
+
+
+class WandB(_Guarded):
+    """Writes to Weights & Biases, which drops records of steps before its latest step.
+
+    So `step` is a metric, the x axis of the others: after a resume, the repeated steps appear twice.
+    """
+
+    def __init__(self, workdir: pathlib.Path, mode: str, run_config: dict):
+        self._run = None
+        with self._guard("W&B can't be used"):
+            import wandb  # here, because it is large and seldom used
+
+            settings = {"finish_timeout": _FINISH_S, "finish_timeout_raises": True}
+            if redact(sys.argv) != sys.argv:
+                settings["x_disable_meta"] = True  # W&B would send the command line
+            self._run = wandb.init(
+                project="jaxlm",
+                name=workdir.name,
+                id=_wandb_id(workdir / "wandb_id"),
+                resume="allow",
+                dir=str(workdir),
+                mode=mode,
+                config=run_config,
+                settings=wandb.Settings(**settings),
+            )
+            self._run.define_metric("step", hidden=True)
+            self._run.define_metric("*", step_metric="step")
+
+    def write(self, step: int, scalars: dict[str, float]) -> None:
+        if self._run:
+            with self._guard("W&B can't be written to"):
+                self._run.log({"step": step} | scalars)
+
+    def close(self) -> None:
+        """Ends W&B's run; waits up to a minute for its servers."""
+        if self._run:
+            with self._guard("W&B did not finish (`wandb sync` sends what is left)"):
+                self._run.finish()
+
+
+def _wandb_id(path: pathlib.Path) -> str:
+    """Returns one id for all starts of a run, so that W&B shows one curve."""
+    saved = path.read_text(errors="replace") if path.exists() else ""
+    if not re.fullmatch(r"[0-9a-z]{8}", saved):
+        saved = secrets.token_hex(4)
+        files.write_atomically(path, saved.encode())
+    return saved
+
+
+_EVALUATIONS = ("val/", "eval/")  # prefixes of metrics that are not measured at every logged step
+
+
+class Scores(dict[int, float]):
+    """Step -> score of a checkpoint; the lowest is best. It is the metric, or its negative if `best_is` is "highest".
+
+    `losses`: step -> held-out loss, NaN if it was not finite.
+    """
+
+    def __init__(self, config: CheckpointConfig):
+        super().__init__()
+        self._config, self._sign = config, -1.0 if config.best_is == "highest" else 1.0
+        self._names: set[str] = set()  # of the metrics seen so far
+        self.losses: dict[int, float] = {}
+
+    def note(self, step: int, figures: Mapping[str, object]) -> None:
+        """Sets the score of `step` from its record for metrics.jsonl, if that has the metric. The last value counts."""
+        self._names |= figures.keys()
+        if self._config.best_metric in figures:
+            figure = figures[self._config.best_metric]
+            self[step] = self._sign * float(figure) if is_number(figure) else math.nan
+
+    def read(self, folder: pathlib.Path) -> "Scores":
+        """Adds the scores in a run's metrics.jsonl, without those that a rollback undid; returns itself."""
+        path, rollbacks = folder / "metrics.jsonl", ledger.read(folder)["rollbacks"]
+        for record in valid(path, json.dumps(self._config.best_metric), rollbacks):
+            self.note(record["step"], record)
+        self.losses |= held_out_losses(path, rollbacks)
+        return self
+
+    def pairs(self) -> list[list[list[float]]]:
+        """Returns [scores, losses], each a list of [step, value], for processes that can't read the run's files; see `take`."""
+        return [list(map(list, figures.items())) for figures in (self, self.losses)]
+
+    def take(self, scores: Sequence[Sequence[float]], losses: Sequence[Sequence[float]]) -> None:
+        self.update({int(step): score for step, score in scores})
+        self.losses.update({int(step): loss for step, loss in losses})
+
+    def forget(self, first_bad: int) -> None:
+        for figures in (self, self.losses):
+            for undone in [step for step in figures if step >= first_bad]:
+                del figures[undone]
+
+    def missing(self) -> str:
+        """Returns a line if there was an evaluation, and no metric is called `checkpoint.best_metric`; else "".
+
+        The default, `val/loss`, may be missing, since a run may have no held-out text.
+        """
+        name = self._config.best_metric
+        kind = next((kind for kind in _EVALUATIONS if name.startswith(kind)), "")
+        due = any(seen.startswith(kind) for seen in self._names)
+        if not self._config.keep_best or not due or name in self._names or name == HELD_OUT:
+            return ""
+        near = difflib.get_close_matches(name, self._names, n=1)
+        plain = [seen for seen in self._names if seen.startswith(("train/", *_EVALUATIONS)) and seen.count("/") < 3]
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(plain))}"
+        return f"config.checkpoint.best_metric={name}: metrics.jsonl has no such name, so no checkpoint is the best; {hint}"

@@ -11,7 +11,6 @@ import pickle
 import signal
 import threading
 import time
-import typing
 
 from jaxlm.config import Config
 from jaxlm.host import files, interrupts, screen
@@ -124,7 +123,7 @@ def mark_fault() -> None:
         pulse.write(step, activity, clock.FAULT)
 
 
-def _stop_at_once(number: int, frame: typing.Any) -> None:
+def _stop_at_once(number: int, frame: object) -> None:
     if requests.note(number) != SAME:
         raise KeyboardInterrupt
 

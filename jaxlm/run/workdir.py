@@ -15,8 +15,8 @@ from jaxlm.devices import sharding
 from jaxlm.host import files
 from jaxlm.host.console import say
 from jaxlm.host.files import within
-from jaxlm.run import loggers
-from jaxlm.run.checkpoints import keep, restore
+from jaxlm.run import metrics
+from jaxlm.run.checkpoints import keep, store
 
 TOKENIZER = config_files.TOKENIZER
 # Keys of the model that a resumed run may change: the parameters and their meaning stay the same.
@@ -35,7 +35,7 @@ def check(config: Config, mesh: Mesh) -> pathlib.Path:
     check_offload(config.optim, config.model, mesh.local_devices[0])
     check_same_model(folder, config.model)
     check_same_optimizer(folder, config.optim)
-    loggers.check(config.log)
+    metrics.check(config.log)
     return folder
 
 
@@ -63,7 +63,7 @@ def check_same_batches(folder: pathlib.Path, fingerprint: Mapping[str, str], as_
     if keep.begun(checkpoints):
         newest = max(keep.steps(checkpoints))
         # In a thread, so that a signal ends the run while the read hangs.
-        metas = within(None, lambda: restore.read_metas(checkpoints, [newest]))
+        metas = within(None, lambda: store.read_metas(checkpoints, [newest]))
         for meta in metas.values():
             try:
                 check_fingerprint(meta.get("fingerprint", {}), fingerprint)

@@ -53,8 +53,8 @@ def following(train_step: TrainStep, config: Config, mesh: Mesh, placed: TrainSt
         average = state.average
         state, metrics = train_step(frozen, dataclasses.replace(state, average={}), batch)
         if (number := next(steps)) % between == 0:
-            kept = (1 - between / number) ** (1 / config.checkpoint.average - 1) if average else 0.0
-            average = update(average or zeros(state.params), state.params, 1 - kept)
+            decay = (1 - between / number) ** (1 / config.checkpoint.average - 1) if average else 0.0
+            average = update(average or zeros(state.params), state.params, 1 - decay)
         return dataclasses.replace(state, average=average), metrics
 
     return step

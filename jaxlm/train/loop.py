@@ -25,7 +25,7 @@ from jaxlm.run.signals import StopSignal
 from jaxlm.step.objectives.base import Batch, Variables
 from jaxlm.step.state import TrainState
 from jaxlm.step.step import Metrics, TrainStep
-from jaxlm.train.log.recorder import Recorder
+from jaxlm.train.recorder import Recorder
 
 DONE, STOPPED, PREEMPTED, ROLL_BACK = "done", "stopped", "preempted", "roll back"
 FAILED, REFUSED = "failed", "refused"

@@ -26,11 +26,11 @@ from jaxlm.devices import tree
 from jaxlm.host import files
 from jaxlm.models import adapters, quantized
 from jaxlm.run import workdir
-from jaxlm.run.checkpoints import keep, meta, restore
+from jaxlm.run.checkpoints import keep, meta, store
 from jaxlm.run.checkpoints.damage import CorruptCheckpointError
 from jaxlm.run.checkpoints.meta import MOMENTS
 from jaxlm.run.checkpoints.store import Checkpointer
-from jaxlm.run.scores import Scores
+from jaxlm.run.metrics import Scores
 from jaxlm.step import optim
 from jaxlm.step.objectives.base import Variables
 from jaxlm.step.parts import Parts
@@ -244,7 +244,7 @@ def averaged_in_training(run: Origin) -> Origin | None:
     if not any(name.startswith(f"{meta.AVERAGE}params/") for name in run.meta()["digests"]):
         return None
     place = pathlib.Path(run.provenance["path"], "checkpoints", str(run.provenance["step"]))
-    return _bare(run, restore.reader(place, f"{meta.AVERAGE}params"))
+    return _bare(run, store.reader(place, f"{meta.AVERAGE}params"))
 
 
 def _bare(run: Origin, leaf: Leaf) -> Origin:
@@ -329,14 +329,14 @@ def trained_rows(settings: AdapterConfig, tokenizer: coder.Coder) -> tuple[int, 
 def _run(folder: pathlib.Path, checkpoint: str | int, readers: Sequence[Reader], merge: bool) -> Origin:
     config = config_lib.resolve(config_files.from_run(folder / "config.json"))
     scores = Scores(config.checkpoint).read(folder)
-    store = Checkpointer(folder / "checkpoints", scores=scores, read_only=True)
-    step = store.find(checkpoint)
+    saved = Checkpointer(folder / "checkpoints", scores=scores, read_only=True)
+    step = saved.find(checkpoint)
 
     def params(abstract: dict, shardings: dict) -> dict:
         try:
-            return store.restore_params(step, abstract, shardings)
+            return saved.restore_params(step, abstract, shardings)
         except CorruptCheckpointError as error:
-            others = [str(other) for other in store.steps() if other != step]
+            others = [str(other) for other in saved.steps() if other != step]
             hint = f"; try --checkpoint={others[-1]}" if others else ""
             raise RunError(f"{error}{hint}") from error
 
@@ -345,11 +345,11 @@ def _run(folder: pathlib.Path, checkpoint: str | int, readers: Sequence[Reader],
         tokenizer=lambda: prompted(_tokenizer(folder, config.data.dir), config),
         provenance={"path": str(folder.resolve()), "step": step},
         params=params,
-        state=lambda abstract, shardings: store.restore(step, abstract, shardings),
-        meta=lambda: store.meta(step),
-        leaf=restore.reader(store.directory / str(step)),
-        digest=lambda: _hash(_digests(store.meta(step))),
-        trained=lambda: _trained(store.directory / str(step), store.meta(step)),
+        state=lambda abstract, shardings: saved.restore(step, abstract, shardings),
+        meta=lambda: saved.meta(step),
+        leaf=store.reader(saved.directory / str(step)),
+        digest=lambda: _hash(_digests(saved.meta(step))),
+        trained=lambda: _trained(saved.directory / str(step), saved.meta(step)),
     )
     return own if config.adapter.kind == "none" else _with_base(own, folder, readers, merge)
 
@@ -382,7 +382,7 @@ def _from_leaves(leaf: Callable[[str], np.ndarray]) -> Callable[[dict, dict], di
 def _trained(checkpoint: pathlib.Path, meta: dict) -> Variables:
     """Returns a checkpoint's collections other than the parameters and the train state, on the host."""
     items = sorted({name.partition("/")[0] for name in meta["digests"]} - {"params", "train", MOMENTS})
-    read = {item: restore.reader(checkpoint, item) for item in items}
+    read = {item: store.reader(checkpoint, item) for item in items}
     named = [name.partition("/")[::2] for name in meta["digests"]]
     return {item: tree.nested((name, read[item](name)) for of, name in named if of == item) for item in items}
 

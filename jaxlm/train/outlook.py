@@ -6,7 +6,6 @@ import glob
 import math
 import pathlib
 import shlex
-import typing
 from collections.abc import Collection, Iterator, Sequence
 
 from jaxlm import config as config_lib
@@ -105,7 +104,7 @@ def next_command(program: str, folder: pathlib.Path) -> str:
 _CURVES = ("step", "tokens", "cost_usd", "train/loss", "train/grad_norm", "train/lr", "tokens_per_second", "mfu_palm")
 
 
-def gather(folder: pathlib.Path) -> dict[str, typing.Any]:
+def gather(folder: pathlib.Path) -> dict:
     """Returns the summary of the run in `folder` that `run_page.write` takes, without the futures."""
     records, book, origins = lineage.records(folder), ledger.read(folder), lineage.origins(folder)
     config, last, held_out = lineage.config_of(folder), lineage.latest(records), _held_out(records)
@@ -130,7 +129,7 @@ def gather(folder: pathlib.Path) -> dict[str, typing.Any]:
     }
 
 
-def _run(folder: pathlib.Path, records: list[dict], held_out: dict, book: dict) -> dict[str, typing.Any]:
+def _run(folder: pathlib.Path, records: list[dict], held_out: dict, book: dict) -> dict:
     planned = {"model": "", "data": "", "steps": 0, "params": 0, "tokens_per_step": 0, "next": ""}
     start = book["starts"][-1] if book["starts"] else {}
     ended = start.get("ended") or {}
@@ -183,7 +182,7 @@ def _held_out(records: list[dict]) -> dict[str, list[tuple[int, float]]]:
     return losses
 
 
-def _decays(folder: pathlib.Path) -> Iterator[dict[str, typing.Any]]:
+def _decays(folder: pathlib.Path) -> Iterator[dict]:
     """Yields a row for each finished decay of the rate, in the run or a branch beside it, with an average measured before.
 
     A branch's is that of its trunk at the branch's last step, if the trunk went so far: at equal tokens.
@@ -225,7 +224,7 @@ def _benchmarks(folder: pathlib.Path) -> dict[str, list[dict]]:
     return scores
 
 
-def _junk(folder: pathlib.Path) -> dict[str, typing.Any]:
+def _junk(folder: pathlib.Path) -> dict:
     """Returns the last result of `jaxlm junk`, {} without one."""
     steps = [int(path.stem) for path in folder.glob("*.json") if is_step(path.stem)]
     result = json_there(folder / f"{max(steps, default=0)}.json")
@@ -236,7 +235,7 @@ def _numbers(scores: object) -> dict[str, float]:
     return {name: score for name, score in scores.items() if is_number(score)} if isinstance(scores, dict) else {}
 
 
-def _before(origin: pathlib.Path, last: float) -> dict[str, typing.Any]:
+def _before(origin: pathlib.Path, last: float) -> dict:
     """Returns an earlier run's last benchmark scores and its samples up to step `last`, where the next run branched off."""
 
     def until(lines: list[dict]) -> list[dict]:
@@ -251,7 +250,7 @@ def _before(origin: pathlib.Path, last: float) -> dict[str, typing.Any]:
     }
 
 
-def _start(start: dict) -> dict[str, typing.Any]:
+def _start(start: dict) -> dict:
     hardware, git, ended = start.get("hardware") or {}, start.get("git") or {}, start.get("ended") or {}
     return {
         "time": start.get("time", ""),

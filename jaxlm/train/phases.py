@@ -4,7 +4,6 @@ A phase's budget counts only its own dollars; `stop.usd` and `stop.hours` count 
 are in run.json. A phase has several rows if it was stopped and resumed; the last row counts.
 """
 
-import dataclasses
 import math
 import pathlib
 import shlex
@@ -31,39 +30,23 @@ _MAY_BE_MISSING = ("loss_begin", "loss_end", "usd_per_point", "val_loss", "token
 # The bill
 
 
-@dataclasses.dataclass(frozen=True)
-class Point:
-    """Where a run stands after a step, with the seconds and dollars of all starts so far."""
+def point(records: Records, step: int, spent: tuple[float, float] | None = None, at_least: int = 0) -> dict:
+    """Returns where the run stood after `step`, by its metrics: step, wall_s, cost_usd, val_loss, train_loss, skipped.
 
-    step: int
-    wall_s: float
-    cost_usd: float
-    val_loss: float | None = None
-    train_loss: float | None = None
-    skipped: int = 0
-
-
-def point(records: Records, step: int, spent: tuple[float, float] | None = None, at_least: int = 0) -> Point:
-    """Returns where the run stood after `step`, by its metrics; `spent`: (seconds, dollars), by default of the last record.
-
-    The training loss is the mean of the last logged losses, from step `at_least` on.
+    The training loss is the mean of the last logged losses, from step `at_least` on; None if unknown, as `val_loss`. `spent`:
+    (seconds, dollars) of all starts, by default of the last record.
     """
-    until = [record for number, record in sorted(records.items()) if number <= step]
-    if spent is None:
-        spent = tuple(_last(until, name) or 0.0 for name in ("wall_s", "cost_usd"))
-    losses = [record.get("train/loss") for number, record in sorted(records.items()) if at_least <= number <= step]
+    ordered = sorted(records.items())
+    until = [record for number, record in ordered if number <= step]
+    wall_s, cost_usd = spent or (_last(until, name) or 0.0 for name in ("wall_s", "cost_usd"))
+    losses = [record.get("train/loss") for number, record in ordered if at_least <= number <= step]
     losses = [loss for loss in losses if loss is not None]
     if not step:
-        losses = [record["train/loss"] for _, record in sorted(records.items()) if record.get("train/loss")][:1]
-    smoothed = losses[-SMOOTHED:]
-    return Point(
-        step=step,
-        wall_s=spent[0],
-        cost_usd=spent[1],
-        val_loss=_finite(records.get(step, {}).get(HELD_OUT)),
-        train_loss=_finite(sum(smoothed) / len(smoothed)) if smoothed else None,
-        skipped=int(_last(until, "train/skipped") or 0),
-    )
+        losses = [record["train/loss"] for _, record in ordered if record.get("train/loss")][:1]
+    smoothed, val_loss = losses[-SMOOTHED:], _finite(records.get(step, {}).get(HELD_OUT))
+    train_loss = _finite(sum(smoothed) / len(smoothed)) if smoothed else None
+    standing = {"step": step, "wall_s": wall_s, "cost_usd": cost_usd, "val_loss": val_loss, "train_loss": train_loss}
+    return standing | {"skipped": int(_last(until, "train/skipped") or 0)}
 
 
 def _last(records: Sequence[Mapping[str, float | None]], name: str) -> float | None:
@@ -75,33 +58,33 @@ def _finite(value: float | None) -> float | None:
 
 
 def row(
-    phase: milestones.Phase, before: Point, now: Point, tokens_per_step: int, tokens_per_second: float | None = None
+    phase: milestones.Phase, before: dict, now: dict, tokens_per_step: int, tokens_per_second: float | None = None
 ) -> dict:
     """Returns a phase's row in the bill, for run.json: its tokens, losses, hours and dollars from `before` to `now`.
 
     The loss is the held-out loss if both points have one, else the training loss. `usd_per_point`: the cost of one nat.
     """
-    held_out = before.val_loss is not None and now.val_loss is not None
-    begin, end = (p.val_loss if held_out else p.train_loss for p in (before, now))
+    kind = "train" if None in (before["val_loss"], now["val_loss"]) else "val"
+    begin, end = (point[f"{kind}_loss"] for point in (before, now))
     drop = None if begin is None or end is None else begin - end
-    usd = now.cost_usd - before.cost_usd
+    usd = now["cost_usd"] - before["cost_usd"]
     return {
         "phase": phase.name,
-        "ended": now.step == phase.last,
+        "ended": now["step"] == phase.last,
         "first_step": phase.first,
-        "last_step": now.step,
-        "tokens": (now.step - before.step) * tokens_per_step,
-        "loss": "val" if held_out else "train",
+        "last_step": now["step"],
+        "tokens": (now["step"] - before["step"]) * tokens_per_step,
+        "loss": kind,
         "loss_begin": begin,
         "loss_end": end,
-        "hours": (now.wall_s - before.wall_s) / 3600,
+        "hours": (now["wall_s"] - before["wall_s"]) / 3600,
         "usd": usd,
         "usd_per_point": usd / drop if drop and drop > 0 else None,
-        "val_loss": now.val_loss,
+        "val_loss": now["val_loss"],
         "tokens_per_second": tokens_per_second,
-        "nonfinite_steps": now.skipped - before.skipped,
-        "wall_s": now.wall_s,
-        "cost_usd": now.cost_usd,
+        "nonfinite_steps": now["skipped"] - before["skipped"],
+        "wall_s": now["wall_s"],
+        "cost_usd": now["cost_usd"],
         "accepted": "",
     }
 
@@ -200,7 +183,7 @@ class Phases(Hook):
         self._config, self._folder, self.spent = config, folder, spent
         self._plan = milestones.planned(config.phases, config.train)
         self._rows = sound(together(self.rows, first_only=True) or ())
-        self._before: dict[str, Point] = {}  # phase -> where the run stood when it began
+        self._before: dict[str, dict] = {}  # phase -> where the run stood when it began
         self.milestones = frozenset(phase.last for phase in self._plan)
 
     def rows(self) -> Sequence[dict]:
@@ -296,16 +279,14 @@ class Phases(Hook):
             return False
         if phase.name not in self._before:
             self._before[phase.name] = self._begun(phase, self.records())
-        return self.spent()[1] - self._before[phase.name].cost_usd >= phase.config.usd
+        return self.spent()[1] - self._before[phase.name]["cost_usd"] >= phase.config.usd
 
-    def _begun(self, phase: milestones.Phase, records: Records) -> Point:
+    def _begun(self, phase: milestones.Phase, records: Records) -> dict:
         """Returns where the run stood when the phase began; seconds and dollars by the previous phase's row, if it is there."""
         nothing = (0.0, 0.0)  # the first phase pays for the start too
         start = point(records, phase.first - 1, nothing if phase.first == 1 else None)
         before = [r for r in self._rows if r["ended"] and r["last_step"] == phase.first - 1]
-        if not before:
-            return start
-        return dataclasses.replace(start, wall_s=before[-1]["wall_s"], cost_usd=before[-1]["cost_usd"])
+        return start | {name: row[name] for row in before[-1:] for name in ("wall_s", "cost_usd")}
 
     def _accepted(self, phase: milestones.Phase, cause: str) -> bool:
         """True if the user accepts this cause. Once run.json has accepted causes of the phase, no others are accepted."""

@@ -21,13 +21,10 @@ from jaxlm.plan import flops, forecast
 from jaxlm.plan.settle import Settled
 from jaxlm.run import differences, held_out_texts, ledger, metrics, receipt, spent
 from jaxlm.run.clock import Clock
-from jaxlm.run.loggers import Writer
-from jaxlm.run.metrics import JsonLines
-from jaxlm.run.scores import Scores
+from jaxlm.run.metrics import JsonLines, Scores, Writer
 from jaxlm.step import optim
-from jaxlm.train.log.meter import Meter, recounted
-from jaxlm.train.log.recorder import Recorder
 from jaxlm.train.loop import Hook, Watch, between_s
+from jaxlm.train.recorder import Meter, Recorder, recounted
 
 JUMP = 1.05  # a smaller rise of the rate is not reported: it comes from steps that were added early in a run
 

@@ -15,7 +15,7 @@ from jaxlm.devices import tree
 from jaxlm.models import growth
 from jaxlm.ops import quantize
 from jaxlm.run import lineage, metrics
-from jaxlm.run.checkpoints import keep, restore
+from jaxlm.run.checkpoints import keep, store
 from jaxlm.train import origin
 
 TINY = keys("""
@@ -108,7 +108,7 @@ def test_moments_of_the_old_part_are_carried_over(small, tmp_path, name, beta):
     assert (saved.origin_state, saved.optim.grown_from) == (False, (1, 16, 2, 1, 128, 300))
 
     def moment(run, step: int, item: str, of: str = MOMENTS[name]) -> np.ndarray:
-        read = restore.reader(tmp_path / run / "checkpoints" / str(step), item)
+        read = store.reader(tmp_path / run / "checkpoints" / str(step), item)
         if name != "adamw8bit" or not of.endswith("mu"):
             return read(f"opt_state/{of}" + f"/{UP}" * of.endswith("mu"))
         return np.array(quantize.decode(quantize.Blocked(*(read(f"opt_state/{of}/{UP}/{x}") for x in EIGHT))))

@@ -14,7 +14,7 @@ from tiny_keys import keys
 from jaxlm.cli import cli
 from jaxlm.config import ConfigError, MeshConfig
 from jaxlm.devices.sharding import make_mesh
-from jaxlm.interop import hf_weights, peft
+from jaxlm.interop import hf_folder, peft
 from jaxlm.run import metrics
 from jaxlm.train import origin
 from jaxlm.train.rl import rewards
@@ -144,7 +144,7 @@ def scored(rewarded):
 
 def test_a_run_and_its_export_give_the_same_scores(rewarded, scored, tmp_path):
     assert cli.main(["export", str(rewarded), "--to=hf", f"--out={tmp_path / 'out'}", "--dtype=f32"]) == 0
-    ours, made = scored[0], scorer(tmp_path / "out", (hf_weights.read_scores,))
+    ours, made = scored[0], scorer(tmp_path / "out", (hf_folder.read_scores,))
     with jax.set_mesh(MESH):
         theirs = made(CHATS)
     assert ours.shape == (len(CHATS),)
@@ -175,4 +175,4 @@ def test_a_model_without_a_head_is_refused(base, tmp_path):
         scorer(base, peft.READERS)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
     with pytest.raises(ConfigError, match="LlamaForCausalLM is not supported"):
-        scorer(tmp_path, (hf_weights.read_scores,))
+        scorer(tmp_path, (hf_folder.read_scores,))

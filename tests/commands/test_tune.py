@@ -11,7 +11,7 @@ from jaxlm.cli import cli
 from jaxlm.config import config_files
 from jaxlm.models import layers
 from jaxlm.ops import attention
-from jaxlm.plan.tune import bench
+from jaxlm.plan.tune import tune as search
 
 TINY = keys("""
     model.attention=xla
@@ -95,14 +95,14 @@ def test_where_the_overrides_go_is_tried_first(tmp_path, capsys):
 
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path, capsys, monkeypatch):
-    real = bench.Bench.trial
+    real = search.Bench.trial
 
     def interrupted(self, candidate):
         trial = real(self, candidate)
         signal.raise_signal(signal.SIGINT)
         return trial
 
-    monkeypatch.setattr(bench.Bench, "trial", interrupted)
+    monkeypatch.setattr(search.Bench, "trial", interrupted)
     assert tune(tmp_path) == 4
     said = capsys.readouterr()
     (row,) = [json.loads(line) for line in said.out.splitlines()]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from jaxlm.host import console, screen
-from jaxlm.train.log.progress import Progress
+from jaxlm.train.recorder import Progress
 
 
 def test_print_table(capsys):

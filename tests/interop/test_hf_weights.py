@@ -14,7 +14,7 @@ from tiny_steps import make_mesh
 from jaxlm import models
 from jaxlm.config import ConfigError, RunError
 from jaxlm.devices import sharding, tree
-from jaxlm.interop import hf_config, hf_weights, peft
+from jaxlm.interop import hf_config, hf_folder, peft
 from jaxlm.train import origin
 
 LLAMA3 = {
@@ -112,7 +112,7 @@ def test_files_that_are_not_there_or_damaged(tmp_path):
     with pytest.raises(ConfigError, match=r"has pytorch_model\.bin and no safetensors: convert it .*save_pretrained"):
         params_of(tmp_path, make_mesh())
     (tmp_path / "config.json").write_text(json.dumps({"train": {}}))
-    assert hf_weights.read(tmp_path) is None
+    assert hf_folder.read(tmp_path) is None
 
 
 def with_head(folder, head: str, files: int = 1, **keys):
@@ -170,7 +170,7 @@ def test_a_run_that_took_such_a_model_as_tied_still_reads_its_base(tmp_path):
     assert "head/kernel" not in names
     read = {name: found.leaf(name) for name in names}
     assert read["embed/embedding"].shape == (128, config.d_model)
-    assert found.digest() == hf_weights.Files(tmp_path).digest()
+    assert found.digest() == hf_folder.Files(tmp_path).digest()
 
 
 def test_of_one_file_and_an_index_the_one_file_is_read_and_it_is_said(tmp_path):

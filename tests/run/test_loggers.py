@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from jaxlm.config import ConfigError, LogConfig
-from jaxlm.run import loggers, metrics
+from jaxlm.run import metrics
 
 BOARD = LogConfig(every_steps=1, parameters=False, tensorboard=True, wandb="")
 
@@ -44,7 +44,7 @@ def curve(folder, name):
 def two_starts(folder, config):
     """A start that logs steps 1 to 30, and one that goes on from step 20 to 30 with other values."""
     for first, value in ((1, 1.0), (21, 2.0)):
-        writer = loggers.Writer(folder, config, {"seed": 1}, first=first)
+        writer = metrics.Writer(folder, config, {"seed": 1}, first=first)
         for step in range(first, 31):
             writer.write({"step": step, "time": 1.7e9, "train/loss": value, "note": "no scalar"})
         writer.close()
@@ -67,7 +67,7 @@ def test_tensorboard_itself_reads_them_so(tmp_path):
 
 def test_a_full_disk_blocks_no_logger_and_is_made_up_for(tmp_path, monkeypatch):
     """tensorboardX's own writer waits for ever at the eleventh scalar."""
-    writer, write = loggers.Writer(tmp_path, BOARD, {}), os.write
+    writer, write = metrics.Writer(tmp_path, BOARD, {}), os.write
 
     def full(descriptor, data):
         raise OSError(28, "No space left on device")
@@ -84,14 +84,14 @@ def test_a_full_disk_blocks_no_logger_and_is_made_up_for(tmp_path, monkeypatch):
 
 
 def test_one_that_can_t_be_closed_leaves_the_others_whole(tmp_path, monkeypatch):
-    writer = loggers.Writer(tmp_path, BOARD, {})
+    writer = metrics.Writer(tmp_path, BOARD, {})
 
     def broken(self):
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(loggers.TensorBoard, "close", broken)
+    monkeypatch.setattr(metrics.TensorBoard, "close", broken)
     closed = []
-    monkeypatch.setattr(loggers.JsonLines, "close", lambda self: closed.append(True))
+    monkeypatch.setattr(metrics.JsonLines, "close", lambda self: closed.append(True))
     with contextlib.suppress(RuntimeError):
         writer.close()
     assert closed
@@ -122,10 +122,10 @@ def test_wandb_keeps_what_was_done_twice_and_no_secret(tmp_path):
 import pathlib, sys
 from jaxlm.host.redact import redact
 from jaxlm.config import LogConfig
-from jaxlm.run import loggers
+from jaxlm.run import metrics
 first, last, value = map(int, sys.argv[1:4])
 config = redact({{"notify": {{"urls": ("https://hooks.example.org/s3cret",)}}}})
-writer = loggers.Writer(pathlib.Path({str(tmp_path)!r}), LogConfig(1, False, False, "offline"), config, first=first)
+writer = metrics.Writer(pathlib.Path({str(tmp_path)!r}), LogConfig(1, False, False, "offline"), config, first=first)
 for step in range(first, last + 1):
     writer.write({{"step": step, "train/loss": value}})
 writer.close()
@@ -171,7 +171,7 @@ def test_a_client_that_fails_is_one_line(tmp_path, monkeypatch, capsys):
 
     wandb = pytest.importorskip("wandb", reason="pip install wandb")
     monkeypatch.setattr(wandb, "init", lambda **settings: Broken())
-    writer = loggers.Writer(
+    writer = metrics.Writer(
         tmp_path, LogConfig(every_steps=1, parameters=False, tensorboard=False, wandb="offline"), {}
     )
     for step in (1, 2):
@@ -189,14 +189,14 @@ def test_a_client_that_does_not_start_is_one_line(tmp_path, monkeypatch, capsys)
 
     monkeypatch.setattr(wandb, "init", refuse)
     (tmp_path / "wandb_id").write_bytes(b"\x00\xff")
-    writer = loggers.Writer(tmp_path, LogConfig(every_steps=1, parameters=False, tensorboard=False, wandb="online"), {})
+    writer = metrics.Writer(tmp_path, LogConfig(every_steps=1, parameters=False, tensorboard=False, wandb="online"), {})
     writer.write({"step": 1, "train/loss": 1.0})
     writer.close()
     assert capsys.readouterr().err == "W&B can't be used: no network; training goes on\n"
 
 
 def test_wandb_missing_is_one_clear_line(monkeypatch):
-    monkeypatch.setattr(loggers.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(metrics.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install"):
-        loggers.check(LogConfig(every_steps=1, parameters=False, tensorboard=False, wandb="offline"))
-    loggers.check(LogConfig(every_steps=1, parameters=False, tensorboard=False, wandb=""))
+        metrics.check(LogConfig(every_steps=1, parameters=False, tensorboard=False, wandb="offline"))
+    metrics.check(LogConfig(every_steps=1, parameters=False, tensorboard=False, wandb=""))

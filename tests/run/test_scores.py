@@ -9,7 +9,7 @@ import pytest
 from jaxlm import config as config_lib
 from jaxlm.config import ConfigError, config_files
 from jaxlm.run.checkpoints import keep
-from jaxlm.run.scores import Scores
+from jaxlm.run.metrics import Scores
 
 
 def scores(metric="eval/piqa/acc", best_is="highest", **keys) -> Scores:

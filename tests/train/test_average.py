@@ -17,7 +17,7 @@ from jaxlm.config import MeshConfig, config_files
 from jaxlm.devices import sharding
 from jaxlm.plan import accelerators, cost, flops
 from jaxlm.run import metrics
-from jaxlm.run.checkpoints import restore
+from jaxlm.run.checkpoints import store
 from jaxlm.step.state import TrainState
 from jaxlm.train import average
 
@@ -149,7 +149,7 @@ def train(folder, *overrides: str, steps: int = 7) -> None:
 
 
 def arrays(folder, step: int) -> dict[str, int]:
-    return restore.read_meta(folder / f"checkpoints/{step}")["digests"]
+    return store.read_meta(folder / f"checkpoints/{step}")["digests"]
 
 
 def losses(folder) -> dict[int, dict]:
@@ -214,8 +214,8 @@ def test_one_checkpoint_with_it_makes_an_average(capsys, runs):
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["checkpoint"] for row in rows] == ["step 7", "in training"]
     name = "layers_0/mlp/down/kernel"
-    kept = restore.reader(runs / "on/checkpoints/7", "train/average/params")(name)
-    np.testing.assert_array_equal(restore.reader(runs / "on/average/checkpoints/0")(name), kept)
+    kept = store.reader(runs / "on/checkpoints/7", "train/average/params")(name)
+    np.testing.assert_array_equal(store.reader(runs / "on/average/checkpoints/0")(name), kept)
     assert cli.main(["eval", f"{runs / 'on'}@average", "--json"]) == 0
     measured = {row["metric"]: row["value"] for row in map(json.loads, capsys.readouterr().out.splitlines())}
     assert measured["val/loss"] == pytest.approx(losses(runs / "on")[7][metrics.AVERAGE], abs=1e-6)

@@ -10,17 +10,17 @@ from jaxlm import config
 from jaxlm.commands.train import pages, run
 from jaxlm.config import config_files
 from jaxlm.host import console
-from jaxlm.run import loggers
+from jaxlm.run import metrics
 from jaxlm.train import outlook, profile
 from jaxlm.train.rl import rollouts
 
 
-def writer(folder: pathlib.Path) -> loggers.Writer:
-    return loggers.Writer(folder, types.SimpleNamespace(tensorboard=True, wandb=""), {})
+def writer(folder: pathlib.Path) -> metrics.Writer:
+    return metrics.Writer(folder, types.SimpleNamespace(tensorboard=True, wandb=""), {})
 
 
 def tensorboard_that_does_not_start(folder, patch):
-    patch.setattr(loggers.platform, "node", fails)
+    patch.setattr(metrics.platform, "node", fails)
     made = writer(folder)
     made.write({"step": 1, "loss": 1.0})
     made.close()

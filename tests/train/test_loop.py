@@ -13,8 +13,8 @@ from jaxlm.config import config_files
 from jaxlm.devices import sharding
 from jaxlm.run import clock, metrics, signals
 from jaxlm.train import hooks, loop, phases, stability, watches
-from jaxlm.train.log import recorder as recorder_lib
-from jaxlm.train.log.meter import Meter
+from jaxlm.train import recorder as recorder_lib
+from jaxlm.train.recorder import Meter
 
 
 class Recorder:

@@ -18,8 +18,7 @@ from jaxlm.run.checkpoints.store import Checkpointer
 from jaxlm.step import parts
 from jaxlm.step.objectives import lm
 from jaxlm.train import hooks, loop, stability, watches
-from jaxlm.train.log.meter import Meter
-from jaxlm.train.log.recorder import Recorder
+from jaxlm.train.recorder import Meter, Recorder
 
 STEPS = 5
 

@@ -18,13 +18,12 @@ import tiny_models as tiny
 from jaxlm import config
 from jaxlm.config import config_files
 from jaxlm.devices import sharding
-from jaxlm.run import clock, loggers, metrics, signals
+from jaxlm.run import clock, metrics, signals
 from jaxlm.run.checkpoints.store import Checkpointer
 from jaxlm.step import parts, state
 from jaxlm.step.objectives import lm
-from jaxlm.train import hooks, loop, profile, stability, watches
-from jaxlm.train.log import recorder
-from jaxlm.train.log.meter import Meter
+from jaxlm.train import hooks, loop, profile, recorder, stability, watches
+from jaxlm.train.recorder import Meter
 
 STEPS, LOG_EVERY, B, T = 9, 3, 8, 16
 
@@ -164,7 +163,7 @@ def run(trained, folder, *, window=None, log_every=LOG_EVERY, mutation=None, **b
     watch, now = Watch(), fresh()
     spent = clock.Clock()
     meter = Meter(spent, tokens_per_step=B * T, flops_palm=1, flops_causal=1, peak_flops=None, usd_per_hour=0)
-    writer = loggers.Writer(folder, dataclasses.replace(c.log, tensorboard=False), {})
+    writer = metrics.Writer(folder, dataclasses.replace(c.log, tensorboard=False), {})
     saver = Saver(folder / "checkpoints", c.checkpoint)
     trace = profile.Trace(window, folder / "profile")
     job = loop.Run(

@@ -13,9 +13,8 @@ from jaxlm.config import ConfigError, MeshConfig, RunError, config_files
 from jaxlm.devices import sharding
 from jaxlm.plan import settle
 from jaxlm.run import clock, ledger, metrics, spent
-from jaxlm.run.scores import Scores
-from jaxlm.train import start
-from jaxlm.train.log import meter
+from jaxlm.run.metrics import Scores
+from jaxlm.train import recorder, start
 
 DATA = types.SimpleNamespace(sha256="0")
 
@@ -83,7 +82,7 @@ def test_a_run_of_an_older_version_is_told_that_its_mfu_steps(tmp_path, says, ke
     c = config.resolve(
         config_files.load("quickstart", ["workdir=w", "hardware.peak_tflops=1", "model.vocab_size=512", *keys])
     )
-    line = meter.recounted(tmp_path, c)
+    line = recorder.recounted(tmp_path, c)
     assert line.startswith("MFU steps down here") is says
     assert bool(line) is says
 

@@ -15,7 +15,7 @@ from jaxlm.models.transformer import Transformer
 from jaxlm.plan.settle import Settled
 from jaxlm.plan.tune import tune
 from jaxlm.run.checkpoints.mirror import Mirror
-from jaxlm.run.scores import Scores
+from jaxlm.run.metrics import Scores
 from jaxlm.step.objectives import base
 from jaxlm.step.parts import Parts, make
 from jaxlm.step.state import TrainState

@@ -8,25 +8,26 @@ import time
 
 import jax
 
-from jaxlm.commands.train import assemble, pages
+from jaxlm.commands.train import pages
 from jaxlm.commands.train.kind import Kind, Opened, Ready
 from jaxlm.config import Config, older
 from jaxlm.data.batches.order import Order, check_fingerprint
 from jaxlm.devices import processes
 from jaxlm.devices.processes import from_first, say, together
-from jaxlm.eval import harness
+from jaxlm.eval import harness, samples
 from jaxlm.host import console
 from jaxlm.plan import accelerators, settle
 from jaxlm.plan.tune import machines, tune
 from jaxlm.run import ledger, metrics, receipt, signals, spent, supervised, workdir
-from jaxlm.run.checkpoints import keep, restore
+from jaxlm.run.checkpoints import keep, meta, store
 from jaxlm.run.checkpoints.store import Checkpointer
 from jaxlm.run.clock import COMPILE, EVALUATE, MIRROR, RESTORE, SAVE, Clock, Pulse
-from jaxlm.run.scores import Scores
-from jaxlm.run.survive import farewell
+from jaxlm.run.metrics import Scores
+from jaxlm.run.survive import farewell, notify
 from jaxlm.step.objectives.base import Variables
 from jaxlm.step.state import TrainState
-from jaxlm.train import announcement, average, hooks, loop, outlook, phases, profile, stability, start
+from jaxlm.train import announcement, average, hooks, loop, outlook, phases, profile, stability, start, watches
+from jaxlm.train.loop import Every, Hook, Watch
 from jaxlm.train.origin import check_base
 
 EXIT_CODES = {loop.DONE: 0, loop.FAILED: 1, loop.REFUSED: 2, loop.STOPPED: 3, loop.PREEMPTED: 4}
@@ -126,7 +127,7 @@ class Attempt:
             if stale and (done == 0 or checkpointer.verified(done)):
                 o.mirror.roll_back(done)
             program = o.program(done)
-            doing, watching = assemble.make(o, ready, checkpointer, bill, self.stop, self.clock, stack)
+            doing, watching = self._hooks_and_watches(ready, checkpointer, bill, stack)
             owed = hooks.owed(doing, done, c.train.steps)
             if done >= c.train.steps and not owed:
                 why = f"complete: {o.folder} is at step {done} of {c.train.steps}; raise config.train.steps to continue"
@@ -152,6 +153,51 @@ class Attempt:
                 stack.pop_all().close()
             return ending
 
+    def _hooks_and_watches(
+        self, ready: Ready, checkpointer: Checkpointer, bill: phases.Phases, stack: contextlib.ExitStack
+    ) -> tuple[list[Hook], list[Watch]]:
+        """Returns the hooks and the watches in their order. `stack` closes the files that they open."""
+        opened, clock, c, ends = self.opened, self.clock, ready.config, bill.milestones
+        kind, folder, scores = opened.kind, opened.folder, opened.scores
+        model, data, mesh, order = ready.parts.model, ready.data.data, ready.parts.mesh, ready.data
+        # Overfit gets the training loss as a watch, and the held-out loss from the hook HeldOut.
+        overfit = stability.Overfit(c.stability.overfit_evals, order.switch())
+        sample = together(lambda: samples.make(c.sample, c.seed, model, data, folder))
+        held_out, remark = bill.checked(kind.held_out(ready)), kind.remark(ready)
+        trace = stack.enter_context(profile.Trace(c.profile.window, folder / "profile"))
+        ask = harness.make(ready.benchmarks, c, model, data, mesh, folder)
+        rows = folder / "metrics.jsonl"
+        measured = from_first(lambda: list(metrics.benchmarked(rows, ledger.read(folder)["rollbacks"])))
+        look, chooses = outlook.of_run(folder, c), c.checkpoint.best_metric.startswith("samples/")
+        about, alive = meta.of_run(c, order, ready.base), functools.partial(clock.begin, SAVE, "room on the disk")
+        often, failures, usd_per_hour = c.train.eval_every_steps, c.plan.preemptions_per_day, c.hardware.usd_per_hour
+        at_start = {0} if c.eval.at_start else set()
+        # Saving comes first, so that nothing is lost if a later hook fails; the bill after the hooks whose figures it reads.
+        between = [
+            trace,
+            hooks.Save(checkpointer, c.checkpoint, failures, about, ends, scores.missing, alive),
+            hooks.HeldOut(held_out, Every(often, ends | at_start), scores.losses, overfit.evaluated, remark),
+            hooks.Benchmarks(ask, Every(c.eval.tasks_every_steps, ends), measured),
+            hooks.Sample(sample, c.sample, folder, ends, remark, chooses),
+            outlook.StopByForecast(look, c.stop, often),
+            outlook.Report(look, c.stop, ends),
+            bill,
+            pages.Shown(c, folder, opened.mirror, Every(often, ends, end=False)),
+            trace.begin,
+        ]
+        between = [hooks.Here(checkpointer.moved, between), *between]
+        tell = stability.teller(folder / "spikes.jsonl", order.places, order.batch_number, say)
+        beats = [notify.Heartbeat(c.notify)] if jax.process_index() == 0 else []
+        return between, [  # the first one that ends the run counts
+            watches.SaveInFlight(checkpointer, c.checkpoint, usd_per_hour, self.stop.ask),
+            stability.NonFinite(c.train.max_nonfinite_steps, c.stability, checkpointer.hold),
+            stability.Spikes(c.stability, tell, checkpointer.hold, order.switch()),
+            overfit,
+            *kind.watches(ready),
+            *beats,
+            announcement.FirstRate(clock, between, c.train.steps, bill.spent, usd_per_hour, say),
+        ]
+
     def _rollbacks(self) -> list[dict]:
         return from_first(lambda: ledger.read(self.opened.folder)["rollbacks"])
 
@@ -162,7 +208,7 @@ class Attempt:
         """Returns (ready, state, frozen variables) of the newest good checkpoint; without a checkpoint, of the origin."""
         kind, ready, parts = self.opened.kind, self.opened.ready, self.opened.ready.parts
         rollbacks, where = self._rollbacks(), checkpointer.directory
-        for step in from_first(lambda: stability.spoiled(restore.read_metas(where, checkpointer.steps()), rollbacks)):
+        for step in from_first(lambda: stability.spoiled(store.read_metas(where, checkpointer.steps()), rollbacks)):
             checkpointer.set_aside(step)
         # A checkpoint has all trained variables: only frozen ones, and a reference, are read from the origin again.
         begun = from_first(lambda: keep.begun(where))
@@ -171,17 +217,17 @@ class Attempt:
         with self.clock.spend(COMPILE):  # before anything takes memory
             self.opened.program(from_first(lambda: max(checkpointer.steps(), default=0)))
         if begun:
-            state, meta = checkpointer.restore_latest(parts.abstract, parts.shardings, ("config", "fingerprint"))
+            state, saved = checkpointer.restore_latest(parts.abstract, parts.shardings, ("config", "fingerprint"))
             now = ready.data.fingerprint()
-            check_fingerprint(meta["fingerprint"], now, int(state.step), meta.get("passed_over", ()))
-            check_base(meta.get("base", {}), base, self.opened.folder)
+            check_fingerprint(saved["fingerprint"], now, int(state.step), saved.get("passed_over", ()))
+            check_base(saved.get("base", {}), base, self.opened.folder)
             frozen = parts.load_frozen(origin)
         elif ready.config.origin_state:
-            state, frozen, meta = origin.branch(parts, ready.data)
+            state, frozen, saved = origin.branch(parts, ready.data)
         else:
-            (state, frozen), meta = parts.create(origin), {}
+            (state, frozen), saved = parts.create(origin), {}
             state = checkpointer.with_moments(state)
-        data = self._pass_over(int(state.step), meta.get("passed_over", ()), [r["batches"] for r in rollbacks])
+        data = self._pass_over(int(state.step), saved.get("passed_over", ()), [r["batches"] for r in rollbacks])
         state = state if ready.config.checkpoint.average else dataclasses.replace(state, average={})
         return dataclasses.replace(ready, data=data, base=base), state, frozen
 

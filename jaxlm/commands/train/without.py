@@ -23,11 +23,11 @@ from jaxlm.run.checkpoints import keep
 
 def config(args: argparse.Namespace, overrides: Sequence[str]) -> config_dict.ConfigDict:
     """Returns the config of the branch. Raises ConfigError as `find` does, or if its folder is RUN's or another run's."""
-    found, path = find(args), files.expanded(args.without)
-    run = pathlib.Path(found["run"])
-    for line in lines(found):
+    start, path = find(args), files.expanded(args.without)
+    run = pathlib.Path(start["run"])
+    for line in lines(start):
         say(line)
-    config = branch.begun(run, "without", found["begins"])
+    config = branch.begun(run, "without", start["begins"])
     config.data.without = str(path.resolve())
     config.stability.skip = tuple(f"{first}:{last}" for first, last in ledger.read(run)["passed_over"])
     config = branch.finished(config, run, overrides)
@@ -58,23 +58,23 @@ def find(args: argparse.Namespace) -> dict:
         raise ConfigError(
             f"{run} reads no document of {path} by step {config.train.steps}, its last: nothing would differ"
         )
-    kept = [step for step in keep.steps(run / "checkpoints") if order.batch_number(step) < order.first_removed]
-    if not kept and config.origin_state:
+    earlier = [step for step in keep.steps(run / "checkpoints") if order.batch_number(step) < order.first_removed]
+    if not earlier and config.origin_state:
         raise ConfigError(f"{run} is a branch, and began after step {first}: branch from {config.origin}")
-    begins, usd_per_hour = max(kept, default=0), config.hardware.usd_per_hour
+    begins, usd_per_hour = max(earlier, default=0), config.hardware.usd_per_hour
     hours = (steps := config.train.steps - begins) * metrics.step_s(run / "metrics.jsonl", config) / 3600
     documents = sum(map(len, order.removed.places.values()))
-    found = {"run": str(run), "documents": documents, "first": first, "begins": begins, "steps": steps}
-    return found | {"hours": hours, "usd": hours * usd_per_hour, "usd_per_hour": usd_per_hour}
+    start = {"run": str(run), "documents": documents, "first": first, "begins": begins, "steps": steps}
+    return start | {"hours": hours, "usd": hours * usd_per_hour, "usd_per_hour": usd_per_hour}
 
 
-def lines(found: dict) -> list[str]:
+def lines(start: dict) -> list[str]:
     """Returns what `jaxlm plan RUN --without=FILE` prints."""
-    where = f"the checkpoint of step {found['begins']:,}" if found["begins"] else "new weights"
-    price = costs(found["hours"] * 3600, found["usd_per_hour"])
+    where = f"the checkpoint of step {start['begins']:,}" if start["begins"] else "new weights"
+    price = costs(start["hours"] * 3600, start["usd_per_hour"])
     late = "no kept checkpoint is before it: checkpoint.keep_every=N would have kept every N-th"
     return [
-        f"{several(found['documents'], 'training document')}, first seen at step {found['first']:,}: from {where}",
-        f"{several(found['steps'], 'step')} to repeat: {price}, as {found['run']} went",
-        *([] if found["begins"] else [late]),
+        f"{several(start['documents'], 'training document')}, first seen at step {start['first']:,}: from {where}",
+        f"{several(start['steps'], 'step')} to repeat: {price}, as {start['run']} went",
+        *([] if start["begins"] else [late]),
     ]

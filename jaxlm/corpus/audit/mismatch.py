@@ -13,7 +13,6 @@ import math
 import operator
 import re
 import statistics
-import typing
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -76,12 +75,12 @@ def sample(texts: Iterable[str], sample_chars: int, read_bytes: int) -> Sample:
             break
     hashed.sort()
     sizes = np.cumsum([len(passage) for _, passage, _ in hashed])
-    kept = hashed[: np.searchsorted(sizes, sample_chars) + 1]
+    chosen = hashed[: np.searchsorted(sizes, sample_chars) + 1]
     number: dict[int, int] = {}
-    groups = np.asarray([number.setdefault(document, len(number)) for *_, document in kept], np.int64)
+    groups = np.asarray([number.setdefault(document, len(number)) for *_, document in chosen], np.int64)
     if len(number) < _FEW_DOCUMENTS:
-        groups = np.arange(len(kept))
-    return Sample([passage for _, passage, _ in kept], groups, np.asarray(lengths, np.int64), read)
+        groups = np.arange(len(chosen))
+    return Sample([passage for _, passage, _ in chosen], groups, np.asarray(lengths, np.int64), read)
 
 
 def js_divergence(a: np.ndarray, b: np.ndarray) -> float:
@@ -154,7 +153,7 @@ def formats(passages: Sequence[str]) -> dict[str, dict[str, float]]:
     lines_of, passages_of = collections.Counter(), collections.Counter()
     n_lines = 0
     for text in passages:
-        here: typing.Counter[str] = collections.Counter()
+        here: collections.Counter[str] = collections.Counter()
         fenced, lines = False, [line for line in text.splitlines() if line and not line.isspace()]
         n_lines += len(lines)
         for line in lines:
@@ -238,12 +237,12 @@ class Advice:
 class Report:
     """The results of `compare`."""
 
-    sources: dict[str, dict[str, typing.Any]]
+    sources: dict[str, dict]
     pairs: list[Pair]
     mixture: Mixture | None  # None without a target
     advice: dict[str, Advice]
 
-    def to_dict(self) -> dict[str, typing.Any]:
+    def to_dict(self) -> dict:
         pairs = [dataclasses.asdict(pair) | {"distance": pair.distance} for pair in self.pairs]
         return dataclasses.asdict(self) | {"pairs": pairs}
 
@@ -299,7 +298,7 @@ class _Profile:
         side = [turn[group] for group in sample.groups.tolist()]
         self.halves = [[_where(kind, side, half) for kind in self.passages] for half in (0, 1)]
 
-    def describe(self) -> dict[str, typing.Any]:
+    def describe(self) -> dict:
         """Returns the source's entry in the report."""
         return {
             "documents": len(self.sample.lengths),

@@ -11,7 +11,6 @@ import dataclasses
 import fnmatch
 import pathlib
 import re
-import typing
 
 from jaxlm.config import ConfigError
 from jaxlm.corpus.benchmarks import reading
@@ -50,7 +49,7 @@ class Layout:
 _LABELS = ("label", "labels", "key")  # of choices: "A", "B", ...
 
 
-def _strings(value: typing.Any, field: str) -> list[str]:
+def _strings(value: object, field: str) -> list[str]:
     """Returns the texts of a field, in order: of a list, all members' texts; of a dict, all values' texts."""
     for name in filter(None, field.split(".")):
         if isinstance(value, list):

@@ -86,7 +86,7 @@ def find(
 
 def remove(text: str, source: str, site: str, settings: dict, going: set[int], *, headings: bool) -> tuple[str, int]:
     """Removes lines with keys in `going`; if `headings`, also headings left without text. Returns (text, lines removed)."""
-    kept: list[str] = []
+    lines: list[str] = []
     count, cut = 0, False  # cut: a line was removed since the last line that stayed
     for line, prose in _marked(text):
         key = _key(line, source, site, settings) if prose else None
@@ -95,14 +95,14 @@ def remove(text: str, source: str, site: str, settings: dict, going: set[int], *
             continue
         if line.strip():
             if cut and headings:
-                count += _drop_empty_sections(kept, _level(line) if prose else _BODY)
+                count += _drop_empty_sections(lines, _level(line) if prose else _BODY)
             cut = False
-        elif cut and (not kept or not kept[-1].strip()):
+        elif cut and (not lines or not lines[-1].strip()):
             continue
-        kept.append(line)
+        lines.append(line)
     if cut and headings:
-        count += _drop_empty_sections(kept, 1)
-    return "".join(kept).strip("\n"), count
+        count += _drop_empty_sections(lines, 1)
+    return "".join(lines).strip("\n"), count
 
 
 _HEADING = re.compile(r"(#{1,6}) ")
@@ -114,14 +114,14 @@ def _level(line: str) -> int:
     return len(heading[1]) if heading else _BODY
 
 
-def _drop_empty_sections(kept: list[str], next_level: int) -> int:
+def _drop_empty_sections(lines: list[str], next_level: int) -> int:
     """Drops headings at the end that have no text before the next line, of `next_level`; returns how many."""
     count = 0
-    for last in reversed(range(len(kept))):
-        if not kept[last].strip():
+    for last in reversed(range(len(lines))):
+        if not lines[last].strip():
             continue
-        if not next_level <= _level(kept[last]) < _BODY:
+        if not next_level <= _level(lines[last]) < _BODY:
             break
-        del kept[last:]
+        del lines[last:]
         count += 1
     return count

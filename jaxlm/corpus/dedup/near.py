@@ -31,7 +31,7 @@ class Signer:
     `stages`: the source's stages among `exact`, `near` and `lines` -> their settings.
     """
 
-    def __init__(self, folder: pathlib.Path, task: int, priority: int, stages: Mapping[str, Mapping[str, typing.Any]]):
+    def __init__(self, folder: pathlib.Path, task: int, priority: int, stages: Mapping[str, Mapping]):
         self._task, self._priority = task, priority
         self._exact, self._near, self._lines = "exact" in stages, stages.get("near"), stages.get("lines")
         for name in ("sign", "sketch", "lines"):

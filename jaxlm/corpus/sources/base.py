@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import typing
 import urllib.parse
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -182,7 +181,7 @@ FIELDS = frozenset(field for fields in _FIELDS.values() for field in fields)
 _DOCUMENT_FORMATS = ("text", "html", "markdown", "code")
 
 
-def known_metadata(record: Mapping[str, typing.Any]) -> dict[str, str]:
+def known_metadata(record: Mapping) -> dict[str, str]:
     """Returns the fields of a record that become a document's metadata, as strings. A list (of licences) becomes `A OR B`."""
     metadata = {}
     for key, fields in _FIELDS.items():
@@ -199,7 +198,7 @@ def known_metadata(record: Mapping[str, typing.Any]) -> dict[str, str]:
     return metadata
 
 
-def document_of_row(text: str, doc_id: str, row: Mapping[str, typing.Any], text_key: str) -> Document:
+def document_of_row(text: str, doc_id: str, row: Mapping, text_key: str) -> Document:
     """Returns a row as a document. Its format comes from the row, from `text_key` ("html") or from the row's path."""
     metadata = known_metadata(row)
     if "format" not in metadata:
@@ -210,12 +209,12 @@ def document_of_row(text: str, doc_id: str, row: Mapping[str, typing.Any], text_
     return Document(text=text, id=doc_id, metadata=metadata)
 
 
-def text_keys(record: Mapping[str, typing.Any], text_key: str) -> list[str]:
+def text_keys(record: Mapping, text_key: str) -> list[str]:
     """Returns the fields that `text_key` names: one, or several with commas between them."""
     return [text_key] if text_key in record else [key.strip() for key in text_key.split(",")]
 
 
-def text_of(record: Mapping[str, typing.Any], text_key: str) -> str | None:
+def text_of(record: Mapping, text_key: str) -> str | None:
     """Returns the fields' texts, joined by blank lines; None if one is missing or is no string."""
     texts = [record.get(key) for key in text_keys(record, text_key)]
     return "\n\n".join(texts) if all(isinstance(text, str) for text in texts) else None

@@ -10,7 +10,7 @@ import types
 import typing
 from collections.abc import Iterator
 
-from jaxlm.config import ConfigError, pip_install
+from jaxlm.config import ConfigError, optional
 from jaxlm.corpus.sources import base, files
 from jaxlm.corpus.sources.base import Part, SourceSpec, SourceStats
 from jaxlm.corpus.stage import Document
@@ -87,12 +87,8 @@ def _local(spec: SourceSpec, repo: str, config: str, split: str) -> list[files.F
 
 
 def _datasets() -> types.ModuleType:
-    """Imports the `datasets` library, which is slow and optional. Raises ConfigError if it is not installed."""
-    try:
-        import datasets
-    except ImportError:
-        raise ConfigError(f"the hub needs datasets: {pip_install('hub')}, or give data.hub_dir") from None
-    return datasets
+    """Imports the `datasets` library, which is slow. Raises ConfigError if it is not installed."""
+    return optional("datasets", "the hub needs datasets", "hub", ", or give data.hub_dir")
 
 
 def _on_hub(spec: SourceSpec, repo: str, config: str, split: str) -> list[files.Found]:

@@ -1,7 +1,6 @@
 """JSON lines."""
 
 import json
-import typing
 from collections.abc import Iterator
 
 import orjson
@@ -41,7 +40,7 @@ def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]
             stats.skip(base.no_text(spec.text_key), doc_id)
 
 
-def _parse(line: bytes, doc_id: str, stats: SourceStats) -> typing.Any:
+def _parse(line: bytes, doc_id: str, stats: SourceStats) -> object:
     """Returns a line's value, None if it is no JSON. Lines that orjson refuses (lone surrogates, NaN) get a second try."""
     try:
         return orjson.loads(line)

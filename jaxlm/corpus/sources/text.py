@@ -3,7 +3,6 @@
 import itertools
 import re
 import tomllib
-import typing
 from collections.abc import Iterable, Iterator
 
 import yaml
@@ -65,7 +64,7 @@ def _cut(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
         yield start, bytes(piece)
 
 
-def _front_matter(text: str) -> tuple[str, dict[str, typing.Any]]:
+def _front_matter(text: str) -> tuple[str, dict]:
     """Returns (text after the front matter, its metadata). Front matter that is not keys with values counts as text."""
     if not (match := _FRONT_MATTER.match(text)):
         return text, {}

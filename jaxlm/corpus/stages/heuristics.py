@@ -8,7 +8,6 @@ import collections
 import functools
 import pathlib
 import re
-import typing
 
 import numpy as np
 
@@ -198,10 +197,10 @@ class C4(_Prose):
 
     def _apply(self, document: Document, edits: Edits) -> Remove | None:
         s = self.settings
-        kept, n_sentences, changed = [], 0, False
+        lines, n_sentences, changed = [], 0, False
         for line in document.text.splitlines():
             if not line.strip():
-                kept.append("")
+                lines.append("")
                 continue
             outcome, text = self._line(line)
             if isinstance(outcome, Remove):
@@ -215,11 +214,11 @@ class C4(_Prose):
                 changed = True
             if s.min_sentences > 0:
                 n_sentences += len(words.sentence_ends(text))
-            kept.append(text)
+            lines.append(text)
         if n_sentences < s.min_sentences:
             return Remove("too_few_sentences", f"sentences={n_sentences}, min_sentences={s.min_sentences}")
         if changed:
-            document.text = re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).strip("\n")
+            document.text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n")
         return None
 
     def _line(self, line: str) -> tuple[str | Remove, str]:
@@ -282,7 +281,7 @@ class FineWeb(_Prose):
 
 
 @functools.cache
-def tokenizer() -> typing.Any:
+def tokenizer() -> object:
     """Returns a tokenizer for datatrove's filters that gives the words and sentences of `jaxlm.corpus.words`."""
     from datatrove.utils.word_tokenizers import WordTokenizer
 

@@ -62,7 +62,7 @@ def _compile(pattern: str) -> re.Pattern[str]:
 
 def _cut_lines(text: str, matches: list[re.Match[str]]) -> tuple[str, int]:
     """Returns the text without the lines that a match touches, and how many lines were removed."""
-    kept, lines, position = [], 0, 0
+    pieces, lines, position = [], 0, 0
     for match in matches:
         # What `\s` took of the lines around a match does not count as touching them.
         hit = len(match[0]) - len(match[0].lstrip())
@@ -71,21 +71,21 @@ def _cut_lines(text: str, matches: list[re.Match[str]]) -> tuple[str, int]:
             continue
         begin = max(position, text.rfind("\n", 0, start) + 1)
         stop = text.find("\n", end) + 1 or len(text)
-        kept.append(text[position:begin])
+        pieces.append(text[position:begin])
         lines += text.count("\n", begin, stop - 1) + 1
         position = stop
-    return "".join([*kept, text[position:]]), lines
+    return "".join([*pieces, text[position:]]), lines
 
 
 def _cut_matches(text: str, matches: list[re.Match[str]]) -> tuple[str, int]:
     """Returns the text without the matches (their group `keep` stays), and the number of matches."""
-    kept, position = [], 0
+    pieces, position = [], 0
     for match in matches:
-        kept.append(text[position : match.start()])
+        pieces.append(text[position : match.start()])
         keep = match.groupdict().get("keep") or ""
-        kept.append(keep)
+        pieces.append(keep)
         position = match.end()
         before = text[match.start() - 1 : match.start()]
         if not keep and text[position : position + 1] == " " and before in ("", " ", "\n"):
             position += 1  # one of the two spaces around it
-    return "".join([*kept, text[position:]]), len(matches)
+    return "".join([*pieces, text[position:]]), len(matches)

@@ -351,8 +351,8 @@ def _is_international(text: str, match: re.Match) -> bool:
 def _north_american(text: str, match: re.Match) -> tuple[int, int] | None:
     """Returns the span of a valid phone number, with a leading "1-" if it has one; else None."""
     before = _before(text, match.start())
-    one = re.search(r"(?<![\w.,-])1[ .-]\Z", before)
-    start = match.start() - (2 if one else 0)
+    trunk = re.search(r"(?<![\w.,-])1[ .-]\Z", before)
+    start = match.start() - (2 if trunk else 0)
     before = _before(text, start)
     if re.search(r"[\w.,$/#+=-]\Z", before) or _LABEL_NUMBER.search(before):
         return None

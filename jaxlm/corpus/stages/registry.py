@@ -10,13 +10,12 @@ import hashlib
 import importlib
 import json
 import pathlib
-import typing
 from collections.abc import Mapping
 
 from jaxlm import config as config_lib
 from jaxlm.config import ConfigError, older
 from jaxlm.config.prepare_stages import StagesConfig
-from jaxlm.corpus.stage import Stage
+from jaxlm.corpus.stage import Settings, Stage
 
 # Name -> module in this folder, class. Imported when first used: a run pays for the libraries of its own stages only.
 DOCUMENT_STAGES = {
@@ -45,11 +44,11 @@ class StageSpec:
     """A stage as a source's config asks for it."""
 
     name: str
-    settings: dict[str, typing.Any]
+    settings: dict
     inputs: str = ""  # a digest of the files that the settings name
 
     @property
-    def recorded(self) -> dict[str, typing.Any]:
+    def recorded(self) -> dict:
         """Returns the settings plus removed ones, which older caches and recipes hold."""
         return older.with_settings(self.name, self.settings)
 
@@ -60,7 +59,7 @@ class StageSpec:
         return f"{self.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
-def parse(line: str, defaults: Mapping[str, Mapping[str, typing.Any]], config_key: str) -> StageSpec:
+def parse(line: str, defaults: Mapping[str, Mapping], config_key: str) -> StageSpec:
     """Returns the stage of a line `NAME key=value ...`; `defaults[NAME]` for other keys. Raises ConfigError for a bad line."""
     name, *words = line.split() or [""]
     known = [*DOCUMENT_STAGES, *GLOBAL_STAGES]
@@ -88,7 +87,7 @@ def stage_class(name: str) -> type[Stage]:
     return getattr(importlib.import_module(f"jaxlm.corpus.stages.{module}"), kind)
 
 
-def typed_settings(spec: StageSpec) -> typing.Any:
+def typed_settings(spec: StageSpec) -> Settings:
     """Returns the settings as a dataclass. Raises ConfigError for a value of a wrong type or size."""
     typed = config_lib.build(type(getattr(StagesConfig(), spec.name)), spec.settings, f"prepare.stages.{spec.name}")
     for key, most in (settings := dataclasses.asdict(typed)).items():

@@ -1,7 +1,6 @@
 """The findings of a check, and `examine`, which runs a check so that the doctor neither fails nor hangs with it."""
 
 import dataclasses
-import typing
 from collections.abc import Callable
 
 from jaxlm.config import ConfigError, RunError
@@ -24,7 +23,7 @@ class Finding:
     name: str
     verdict: str
     text: str
-    figures: dict[str, typing.Any] = dataclasses.field(default_factory=dict)
+    figures: dict = dataclasses.field(default_factory=dict)
 
     @property
     def hung(self) -> bool:

@@ -10,7 +10,6 @@ import os
 import pathlib
 import re
 import types
-import typing
 from collections.abc import Callable, Iterator
 
 from jaxlm.config import pip_install
@@ -43,7 +42,7 @@ _MEND = "restart the machine or take another"
 _NONE = Finding("gpu", OK, "no NVIDIA device")
 _MOST_LINES = 100_000  # of the kernel's log
 
-Ask = Callable[..., typing.Any]  # (the end of an NVML function's name, its arguments) -> its result, or None
+Ask = Callable  # (the end of an NVML function's name, its arguments) -> its result, or None
 
 
 def present(root: pathlib.Path = pathlib.Path("/")) -> bool:
@@ -67,7 +66,7 @@ def check(nvml: types.ModuleType | None, kernel_log: str, has_device: bool) -> l
 
 
 def _card(nvml: types.ModuleType, index: int) -> list[Finding]:
-    def ask(question: str, *args: typing.Any) -> typing.Any:
+    def ask(question: str, *args: object) -> object:
         try:
             return getattr(nvml, f"nvmlDeviceGet{question}")(handle, *args)
         except (nvml.NVMLError, AttributeError):
@@ -93,7 +92,7 @@ def _card(nvml: types.ModuleType, index: int) -> list[Finding]:
     return [Finding(name, OK, ", ".join([kind, *shown, "no errors"]), figures)]
 
 
-def _figures(nvml: types.ModuleType, ask: Ask) -> dict[str, typing.Any]:
+def _figures(nvml: types.ModuleType, ask: Ask) -> dict:
     """Returns the figures that the card reports."""
     kind = ask("Name") or "NVIDIA device"
     uncorrected = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
@@ -120,7 +119,7 @@ def _figures(nvml: types.ModuleType, ask: Ask) -> dict[str, typing.Any]:
     return {name: figure for name, figure in figures.items() if figure is not None}
 
 
-def _problems(ask: Ask, figures: dict[str, typing.Any]) -> Iterator[tuple[str, str]]:
+def _problems(ask: Ask, figures: dict) -> Iterator[tuple[str, str]]:
     """Yields (verdict, text) for each fault of a card, and for each cause that makes it slower than specified."""
     if figures.get("ecc_now"):
         yield FAIL, f"{figures['ecc_now']} uncorrectable memory errors since the driver started: {_MEND}"

@@ -7,7 +7,6 @@ for a larger model. The law is a ladder's (`plan.ladder`) or a published one, wh
 import bisect
 import dataclasses
 import math
-import typing
 from collections.abc import Sequence
 
 from jaxlm.config import Config, ConfigError, ModelConfig, milestones, with_keys
@@ -42,7 +41,7 @@ def check(config: Config) -> None:
         raise ConfigError("--budget chooses the devices too: leave config.plan.mesh out")
 
 
-def plan(config: Config, usd: float, known: Fit | None = None) -> dict[str, typing.Any]:
+def plan(config: Config, usd: float, known: Fit | None = None) -> dict:
     """Returns the best model for the money on each accelerator (or on `plan.accelerator`), best first.
 
     The config's proportions, rows, vocabulary and optimizer are kept. `known`: the fit of a ladder on the user's data, in
@@ -103,9 +102,7 @@ def _hours(config: Config, asked: Config, tokens_per_second: float, devices: int
     return sum(row["hours"] for row in cost.by_phase(of_steps(config, asked, steps), tokens_per_second, devices))
 
 
-def _best(
-    config: Config, usd: float, device: Accelerator, planners: dict, known: Fit | None
-) -> dict[str, typing.Any] | None:
+def _best(config: Config, usd: float, device: Accelerator, planners: dict, known: Fit | None) -> dict | None:
     """Returns the row of one accelerator; None if the money buys no run there, or none that fits."""
     for run in _ranked(config, usd, device, known):
         key = run.model, run.train.batch_size
@@ -130,9 +127,7 @@ def _ranked(config: Config, usd: float, device: Accelerator, known: Fit | None) 
     return [run for _, run in sorted(runs, key=lambda pair: pair[0])]
 
 
-def _row(
-    config: Config, run: Config, usd: float, device: Accelerator, fitting: fit.Fit, known: Fit | None
-) -> dict[str, typing.Any]:
+def _row(config: Config, run: Config, usd: float, device: Accelerator, fitting: fit.Fit, known: Fit | None) -> dict:
     """Returns the row of a run: its steps and tokens for the money, on the devices of `fitting`. `config` is the user's."""
     devices, fitted = fitting.devices, fit.with_changes(run, microbatch=fitting.microbatch)
     t, m, batch_tokens = run.train, run.model, run.train.batch_size * run.train.seq_len
@@ -171,7 +166,7 @@ def _row(
     }
 
 
-def _phases(asked: Config, planned: Sequence[dict[str, typing.Any]], usd: float) -> dict[str, int | float]:
+def _phases(asked: Config, planned: Sequence[dict], usd: float) -> dict[str, int | float]:
     """Returns the keys of the phases: the end of each, and its share of the money by its hours. The shares add up to `usd`."""
     keys: dict[str, int | float] = {}
     hours = sum(row["hours"] for row in planned)

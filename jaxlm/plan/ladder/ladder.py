@@ -22,7 +22,6 @@ import dataclasses
 import json
 import math
 import pathlib
-import typing
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -44,7 +43,7 @@ FOLDER, FILE, VERSION = "ladder", "ladder.json", 1  # WORKDIR/ladder/ladder.json
 FORETOLD = (0.25, 0.5, 1, 2)  # of the target's tokens
 DONE = "runs that are done are kept"
 TOO_LONG = 1.05  # times the given hours; longer ladders are refused
-Ladder = dict[str, typing.Any]
+Ladder = dict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,7 +171,7 @@ def conclude(ladder: Ladder) -> None:
     ladder["foretold"] = [dict(zip(keys, (*row, *fitted.loss(*row)), strict=True)) for row in rows]
 
 
-def fit_of(ladder: Mapping[str, typing.Any]) -> Fit | None:
+def fit_of(ladder: Mapping) -> Fit | None:
     """Returns the fit of a ladder that `read` returned; None if its runs are not all done."""
     if not (saved := ladder["fit"]):
         return None
@@ -211,7 +210,7 @@ _SHAPE = {
 _FIT = {"law": {str: files.NUMBER}, "noise": files.NUMBER, "from": {"parameters": files.NUMBER, "tokens": files.NUMBER}}
 
 
-def read(folder: pathlib.Path) -> dict[str, typing.Any] | None:
+def read(folder: pathlib.Path) -> dict | None:
     """Returns the ladder in LADDER/ladder.json; None if there is no such file. Raises ConfigError if it can't be used."""
 
     def check(ladder: Ladder) -> str:
@@ -221,6 +220,6 @@ def read(folder: pathlib.Path) -> dict[str, typing.Any] | None:
     return files.kept(folder / FILE, VERSION, check, DONE)
 
 
-def write(folder: pathlib.Path, ladder: Mapping[str, typing.Any]) -> None:
+def write(folder: pathlib.Path, ladder: Mapping) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     files.write_atomically(folder / FILE, (json.dumps(ladder, indent=1) + "\n").encode())

@@ -11,7 +11,6 @@
 import dataclasses
 import math
 import pathlib
-import typing
 from collections.abc import Mapping, Sequence
 
 from jaxlm.config import Config, ConfigError, ModelConfig, OptimConfig, older, with_keys
@@ -54,7 +53,7 @@ class Rung:
     def tokens(self) -> int:
         return tokens(self.config)
 
-    def to_json(self) -> dict[str, typing.Any]:
+    def to_json(self) -> dict:
         """Returns the run's entry in ladder.json, before it is done."""
         m, t = self.config.model, self.config.train
         run = {"name": self.name, "d_model": m.d_model, "n_layers": m.n_layers, "parameters": self.parameters}
@@ -240,7 +239,7 @@ def limit(config: Config, speeds: Mapping[int, float]) -> float:
     return max(HOURS, SHARE * tokens(config) / speed / 3600)
 
 
-def same(config: Config, order: Rows) -> dict[str, typing.Any]:
+def same(config: Config, order: Rows) -> dict:
     """Returns key -> value of all settings that determine the losses of a config's ladder on its data."""
     parts = {
         "model": {k: v for k, v in dataclasses.asdict(config.model).items() if k not in _FREE},

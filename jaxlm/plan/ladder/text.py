@@ -1,7 +1,6 @@
 """Writes the text of `jaxlm ladder` and `jaxlm plan --budget`: planned runs, their results, the best models."""
 
 import shlex
-import typing
 from collections.abc import Mapping, Sequence
 
 from jaxlm.data.batches.document_rows import MOST_PASSES
@@ -9,7 +8,7 @@ from jaxlm.host.console import dollars, hours, human, table
 from jaxlm.plan.ladder.law import LEVEL, WIDE
 from jaxlm.plan.text import WIDTH, block, wrapped
 
-Ladder = Mapping[str, typing.Any]  # as `plan.ladder` describes it
+Ladder = Mapping  # as `plan.ladder` describes it
 
 
 def runs(ladder: Ladder) -> str:
@@ -35,11 +34,11 @@ def found(ladder: Ladder) -> str:
     return "\n\n".join(filter(None, parts))
 
 
-def _loss(run: Mapping[str, typing.Any]) -> str:
+def _loss(run: Mapping) -> str:
     return f"{run['loss']:.4f}" if run["loss"] else "-"
 
 
-def _size(row: Mapping[str, typing.Any]) -> str:
+def _size(row: Mapping) -> str:
     return f"{human(row['parameters'])} parameters, {human(row['tokens'])} tokens"
 
 
@@ -90,12 +89,12 @@ def _foretold(ladder: Ladder) -> str:
     return text
 
 
-def is_wide(foretold: Sequence[Mapping[str, typing.Any]]) -> bool:
+def is_wide(foretold: Sequence[Mapping]) -> bool:
     row = foretold[2]
     return row["high"] - row["low"] > WIDE * row["loss"]
 
 
-def budget(choice: dict[str, typing.Any], config: str, overrides: Sequence[str] = ()) -> str:
+def budget(choice: dict, config: str, overrides: Sequence[str] = ()) -> str:
     """Returns the result of `budget.plan` as text. `config` and `overrides` are those of the command line."""
     rows = choice["accelerators"]
     best = rows[0]

@@ -5,7 +5,6 @@ Optuna's study is made anew for each question, from the sweep and its runs' metr
 
 import itertools
 import pathlib
-import typing
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -15,7 +14,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from jaxlm.run import metrics
 
 Space = Mapping[str, Sequence]  # key -> values; a tuple: the two ends of a range
-Sweep = Mapping[str, typing.Any]  # as `plan.sweep` describes it: arms without values are not begun
+Sweep = Mapping  # as `plan.sweep` describes it: arms without values are not begun
 _ASKS = 20  # before the first combination that is left is taken
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 

@@ -30,7 +30,6 @@ import math
 import os
 import pathlib
 import re
-import typing
 import zlib
 from collections.abc import Mapping, Sequence
 
@@ -38,18 +37,19 @@ import numpy as np
 
 from jaxlm.config import Config, ConfigError, with_keys
 from jaxlm.host import files
+from jaxlm.host.console import dollars, hours, human
 from jaxlm.plan import forecast, lower, memory, settle
 from jaxlm.plan.flops import count_params
 from jaxlm.plan.ladder import rungs
 from jaxlm.plan.ladder.ladder import DONE
-from jaxlm.plan.sweep.noise import UNKNOWN, Family, Noise, left_over
+from jaxlm.plan.sweep.noise import LEVEL, POWER, UNKNOWN, Family, Noise, left_over
 from jaxlm.plan.tune import machines
 from jaxlm.run import ledger, metrics
 
 FOLDER, FILE, VERSION = "sweeps", "sweep.json", 1  # WORKDIR/sweeps/KEYS/sweep.json, if --out names no other folder
 _LONGEST = 80  # characters of an arm's name
 PROCESS = 1e9  # bytes of a run beside its step: Python, JAX, its compiler (.65e9 of a quickstart in all), a save
-Sweep = dict[str, typing.Any]
+Sweep = dict
 Arm = dict[str, str]  # key -> value
 
 
@@ -83,7 +83,7 @@ def begin(config: Config, folder: pathlib.Path, own: Arm, arms: Sequence[Arm], s
     return head | {"threads": saved.get("threads", 0), "runs": runs}
 
 
-def _told(key: str, value: typing.Any) -> str:
+def _told(key: str, value: object) -> str:
     """Returns a value of `same` as a command line says it: "with --search of optim.lr=0.001..0.01", "without --search"."""
     if key == "search" and not value:
         return "without --search"
@@ -107,7 +107,7 @@ def _name(values: Mapping[str, str]) -> str:
     return plain if plain == text else f"{plain}-{zlib.crc32(text.encode()):08x}"
 
 
-def row(config: Config) -> dict[str, typing.Any]:
+def row(config: Config) -> dict:
     """Returns this machine's measured `kind`, bytes `needed` by a step, and `hours` of a run; None or absent: unknown."""
     c = settle.assuming(config, remat="none", rows=config.train.batch_size)
     measured = machines.row(with_keys(c, plan={"accelerator": ""}))
@@ -118,7 +118,7 @@ def row(config: Config) -> dict[str, typing.Any]:
     return measured | {"hours": training and training + rungs.START_S / 3600}
 
 
-def cores(sweep: Sweep, rows: Sequence[Mapping[str, typing.Any]]) -> list[list[int]]:
+def cores(sweep: Sweep, rows: Sequence[Mapping]) -> list[list[int]]:
     """Returns the cores of each of the runs that train at a time: several on a CPU with memory for them, else one on all.
 
     `rows`: each arm's `row`. A sweep that begins gets its `threads`.
@@ -132,13 +132,13 @@ def cores(sweep: Sweep, rows: Sequence[Mapping[str, typing.Any]]) -> list[list[i
     return [here[i * each :][:each] for i in range(min(fit, len(here) // each))]
 
 
-def contrasts(sweep: Sweep, kept: Sequence[int]) -> list[tuple[str, str, np.ndarray]]:
-    """Returns (key, value, weights of the `kept` arms) of each difference: `value` against the base's value of the key.
+def contrasts(sweep: Sweep, numbers: Sequence[int]) -> list[tuple[str, str, np.ndarray]]:
+    """Returns (key, value, weights of the `numbers` arms) of each difference: `value` against the base's value of the key.
 
     A difference is a mean over the pairs of arms that differ in this key alone: over all values of the other keys if the
     sweep has all combinations (a main effect).
     """
-    arms, rows = [sweep["arms"][i] for i in kept], []
+    arms, rows = [sweep["arms"][i] for i in numbers], []
     for key, own in sweep["base"].items():
         for value in dict.fromkeys(arm[key] for arm in arms if arm[key] != own):
             ends = itertools.permutations(range(len(arms)), 2)
@@ -160,8 +160,8 @@ def conclude(sweep: Sweep, folder: pathlib.Path) -> None:
     sweep |= {"noise": own._asdict(), "borrowed": borrowed._asdict() | {"of": of}, "smallest": None, "result": None}
     if sweep["same"].get("search") and (done := [run for run in sweep["runs"] if run["loss"] is not None]):
         done.sort(key=lambda run: run["loss"], reverse=sweep["same"]["highest"])
-        found = {"arms": [run["arm"] for run in done], "means": [run["loss"] for run in done]}
-        sweep["result"] = {"seeds": 1, "differences": [], "scatters": [0.0] * len(done)} | found
+        ranking = {"arms": [run["arm"] for run in done], "means": [run["loss"] for run in done]}
+        sweep["result"] = {"seeds": 1, "differences": [], "scatters": [0.0] * len(done)} | ranking
     if not (rows := contrasts(sweep, arms)):
         return
     family = Family(tuple(tuple(weights) for *_, weights in rows))
@@ -237,3 +237,75 @@ def read(folder: pathlib.Path) -> Sweep | None:
 def write(folder: pathlib.Path, sweep: Sweep) -> None:
     conclude(sweep, folder)
     files.write_atomically(folder / FILE, (json.dumps(sweep, indent=1) + "\n").encode())
+
+
+Table = list[list[str]]  # the first row is the head
+
+
+def runs(sweep: Sweep, left: float | None, usd_per_hour: float, at_once: int) -> str:
+    """Returns a line on the runs, how many train at a time, and the hours that they still take (0: none; None: unknown)."""
+    done = sum(run["loss"] is not None for run in sweep["runs"])
+    takes = "an unknown time" if left is None else f"about {hours(left)}"
+    takes += f", {dollars(left * usd_per_hour)}" if left and usd_per_hour else ""
+    several = f" {at_once} at a time, on {sweep['threads']} of the machine's cores each;" if at_once > 1 else ""
+    arms = "" if sweep["same"].get("search") else f" of {len(sweep['arms'])} arms"
+    rest = f";{several} the others take {takes}" if left or left is None else ""
+    return f"{len(sweep['runs'])} runs{arms}, {done} done{rest}"
+
+
+def lines(sweep: Sweep) -> list[str]:
+    """Returns sentences on the noise, on the smallest difference, and on arms without a result."""
+    noise, borrowed, smallest, result = (sweep[key] for key in ("noise", "borrowed", "smallest", "result"))
+    notes, size = [], "one seed tells nothing apart, unless a finished sweep like this lies beside it: give --seeds=3"
+    if sweep["same"].get("search"):
+        size = "the best of a search is so in part by luck: a sweep of its values and the config's own tells them apart"
+    if smallest:
+        size = (
+            f"the smallest difference that all seeds tell apart, in {POWER:.0%} of cases: {smallest['scatters']:.2g} "
+        )
+        size += f"times a run's scatter; half of it takes {smallest['seeds_for_half']} seeds"
+    if df := noise["df"] + borrowed["df"]:
+        scatter = math.sqrt((noise["squares"] + borrowed["squares"]) / df)
+        of = f", {borrowed['df']} of them borrowed from {', '.join(borrowed['of'])}" * bool(borrowed["df"])
+        notes.append(
+            f"noise: a run scatters by {_number(scatter)} beyond its arm and its seed ({df} degrees of freedom{of})"
+        )
+        size += f"; in numbers: {_number(smallest['scatters'] * scatter)}" if smallest else ""
+    why = {_arm(sweep, run["arm"]): f"{run['name']}: {run['why']}" for run in sweep["runs"] if run["why"]}
+    notes += [size, *(f"left out: {name}: {words}" for name, words in why.items())]
+    by = f"seeds that all arms have done: {result['seeds']}" if result and result["differences"] else ""
+    return [*notes, *filter(None, [by])]
+
+
+def tables(sweep: Sweep) -> list[Table]:
+    """Returns the table of arms and that of differences, which a search has not; [] before there is a result."""
+    if not (result := sweep["result"]):
+        return []
+    arms = [["arm", f"mean {sweep['same']['metric']}", "scatter over seeds"]]
+    for arm, mean, scatter in zip(*(result[key] for key in ("arms", "means", "scatters")), strict=True):
+        arms.append([_arm(sweep, arm), f"{mean:.4f}", _number(scatter) if result["seeds"] > 1 else "unknown"])
+    rows = [["change", "", "difference", f"{1 - LEVEL:.0%} interval, all together", "worth"]]
+    for row in result["differences"]:
+        change, half = row["difference"], row["half"]
+        verdict = "better" if (change > 0) == sweep["same"]["highest"] else "worse"
+        verdict = "can't be told apart" if half is None or abs(change) <= half else verdict
+        span = "unknown" if half is None else f"{_number(change - half, '+')} to {_number(change + half, '+')}"
+        name = f"{row['key']} {sweep['base'][row['key']]} -> {row['value']}"
+        rows.append([name, verdict, _number(change, "+"), span, _worth(row.get("saves"))])
+    return [arms, rows] if rows[1:] else [arms]
+
+
+def _worth(saves: list[float] | None) -> str:
+    """Returns a share of a run's tokens, the tokens and their dollars: "23%: 108k tokens, $0.12"."""
+    if not saves:
+        return ""
+    share, tokens, usd = saves
+    return f"{share:.0%}: {human(tokens)} tokens" + (f", {dollars(usd)}" if usd else "")
+
+
+def _arm(sweep: Sweep, arm: int) -> str:
+    return " ".join(f"{key}={value}" for key, value in sweep["arms"][arm].items())
+
+
+def _number(value: float, sign: str = "") -> str:
+    return f"{value:{sign}.4f}" if abs(value) >= 0.001 or not value else f"{value:{sign}.2g}"

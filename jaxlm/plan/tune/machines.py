@@ -19,7 +19,6 @@ import shutil
 import statistics
 import subprocess
 import time
-import typing
 from collections.abc import Callable, Iterator, Mapping
 
 import jax
@@ -29,7 +28,7 @@ from jaxlm.devices import processes, sharding
 from jaxlm.host import console, files
 from jaxlm.host.child import Child, Died
 from jaxlm.plan import cost, flops, lower, settle
-from jaxlm.plan.tune import bench, tune
+from jaxlm.plan.tune import tune
 
 MOST = 20  # measurements of one setting that are kept
 MOST_PLANS = 100  # entries of "plans" that are kept for a host
@@ -151,7 +150,7 @@ TOKENS = 256  # of the shortest rows
 REACHED = 0.4  # of the speed of a matrix product: a guess, to choose what to time
 
 
-def row(config: Config) -> dict[str, typing.Any]:
+def row(config: Config) -> dict:
     """Returns this machine as a row of the plan, or {"why": the reason that there is none}, "" if no row was asked for."""
     mode, setting = config.plan.measure, _key(config)
     if mode == "never" or (mode == "auto" and config.plan.accelerator):  # planned for another accelerator
@@ -189,7 +188,7 @@ def _memory(config: Config, machine: dict) -> float:
     return machine["memory"]
 
 
-def _finished(config: Config, machine: dict) -> dict[str, typing.Any]:
+def _finished(config: Config, machine: dict) -> dict:
     """Returns the machine with its hours, dollars and MFU for the config, and whether its step fits (None: unknown)."""
     speed, peak = machine["tokens_per_second"], config.hardware.peak_tflops or flops.peak_tflops(machine["kind"])
     hours = cost.tokens(config) / speed / 3600 if speed else None
@@ -220,7 +219,7 @@ def _computing() -> list[str]:
     return []
 
 
-def _in_child(config: Config) -> dict[str, typing.Any]:
+def _in_child(config: Config) -> dict:
     """Runs `work` in a new process, which has this machine's devices. Returns its last message, or {"why": ...}."""
     machine, end = {}, time.monotonic() + LIMIT_S
     measuring = Child("jaxlm.plan.tune.machines:work")
@@ -245,7 +244,7 @@ def work(configs: Iterator[Config], tell: Callable[[dict], None]) -> None:
         tell({"why": config_files.first_line(error)[:100]})
 
 
-def measure(config: Config) -> Iterator[dict[str, typing.Any]]:
+def measure(config: Config) -> Iterator[dict]:
     """Yields a config's measurement on this process's devices: first with the speed, then with the memory too; or {"why": ...}.
 
     `setting` is the `key` of training, `memory` the bytes of a device that a step may take without `tune.memory_gb`, `needed`
@@ -272,7 +271,7 @@ def measure(config: Config) -> Iterator[dict[str, typing.Any]]:
     if config.plan.measure == "auto" and known(machine["kind"], mesh.size, machine["setting"]):
         yield machine  # it ran, so it fits
         return
-    small = affordable(config, ways, STEP_S * REACHED * mesh.size * bench.product(config.model.dtype))
+    small = affordable(config, ways, STEP_S * REACHED * mesh.size * tune.product(config.model.dtype))
     if own and device.platform == "cpu":
         limit = min(limit, SHARE * own.bytes)
     trial, exact = _timed(small, mesh, limit), small == config
@@ -327,8 +326,8 @@ def _timed(config: Config, mesh: jax.sharding.Mesh, limit: float) -> tune.Trial:
     """Returns the trial of the config's own settings on random tokens."""
     config = with_keys(config, tune={"steps": STEPS})
     own = tune.own(config, config.train.microbatch_size, config.model.remat)
-    batches = itertools.repeat(bench.random_batch(lower.parts_of(config, mesh)))
-    return bench.Bench(config, mesh, limit, batches, lambda text: None, TIMED_S).trial(own)
+    batches = itertools.repeat(tune.random_batch(lower.parts_of(config, mesh)))
+    return tune.Bench(config, mesh, limit, batches, lambda text: None, TIMED_S).trial(own)
 
 
 def _flops(config: Config) -> float:

@@ -6,7 +6,7 @@ import json
 import os
 import pathlib
 import re
-import typing
+from collections.abc import Iterator, Sequence
 
 from jaxlm.config import ConfigError, RunError
 from jaxlm.host.files import chain
@@ -38,7 +38,7 @@ class ToldError(OSError):
 
 
 @contextlib.contextmanager
-def reading(step: int, wrong: typing.Sequence[str] | None = None, same_tree: bool = False) -> typing.Iterator[None]:
+def reading(step: int, wrong: Sequence[str] | None = None, same_tree: bool = False) -> Iterator[None]:
     """Turns an error in its `with` block, which reads checkpoint `step`, into an error of one line.
 
     Raises CorruptCheckpointError if the checkpoint is damaged, RunError for another reason (memory, permissions, a device).
@@ -62,7 +62,7 @@ def reading(step: int, wrong: typing.Sequence[str] | None = None, same_tree: boo
         raise CorruptCheckpointError(f"checkpoint {step} is damaged: {what}") from error
 
 
-def _is_damage(errors: list[BaseException], wrong: typing.Sequence[str] | None, same_tree: bool) -> bool:
+def _is_damage(errors: list[BaseException], wrong: Sequence[str] | None, same_tree: bool) -> bool:
     # errno: a disk that does not answer now may answer later. (A missing file has an errno too, but is damage.)
     of_disk = any(isinstance(e, OSError) and e.errno and not isinstance(e, FileNotFoundError) for e in errors)
     if of_disk or any(isinstance(e, MemoryError) or _never(e) for e in errors):

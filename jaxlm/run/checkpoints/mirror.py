@@ -10,7 +10,6 @@ import pathlib
 import secrets
 import threading
 import time
-import typing
 from collections.abc import Callable, Collection, Mapping
 
 import fsspec
@@ -298,7 +297,7 @@ class Mirror:
         do: str,
         note: Callable[[dict], None] = lambda event: None,
         timeout_s: float = 0.0,
-        **job: typing.Any,
+        **job: object,
     ) -> dict:
         """Gives a job of `mirror_worker.JOBS` to the process that copies, and returns its result. Raises Trouble.
 
@@ -330,7 +329,7 @@ class Mirror:
         except OSError as error:
             raise Trouble(f"the process that copies can't be started: {error.strerror}") from error
 
-    def _try(self, do: Callable[[], typing.Any]) -> None:
+    def _try(self, do: Callable[[], object]) -> None:
         try:
             do()
         except Trouble as error:

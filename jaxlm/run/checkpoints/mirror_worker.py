@@ -16,7 +16,6 @@ import json
 import pathlib
 import shutil
 import signal
-import typing
 from collections.abc import Callable, Iterable, Iterator
 
 from jaxlm.host import console, files
@@ -28,7 +27,7 @@ _LOGS = ("config.json", "run.json", "metrics.jsonl", "report.html", console.LOG)
 _AT_ONCE = 4  # files copied at a time
 _TRIES = 3  # of a file that does not read back as it was written
 
-Tell = Callable[[dict[str, typing.Any]], None]
+Tell = Callable[[dict], None]
 Sums = dict[str, Sum]  # of files by their names
 
 

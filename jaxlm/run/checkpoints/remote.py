@@ -168,13 +168,13 @@ def _measure(chunks: Iterable[bytes], out: typing.BinaryIO | None = None) -> Sum
     return [size, digest.hexdigest()]
 
 
-def seal(record: dict[str, typing.Any]) -> bytes:
+def seal(record: dict) -> bytes:
     """Returns a record as JSON with its sha256, so that any change is noticed."""
     sealed = {"record": record, "sha256": _sha256(record)}
     return (json.dumps(sealed, indent=1, sort_keys=True) + "\n").encode()
 
 
-def unseal(content: bytes) -> dict[str, typing.Any] | None:
+def unseal(content: bytes) -> dict | None:
     """Returns the record that `seal` wrote; None if the bytes were changed."""
     with contextlib.suppress(*files.MANGLED):
         sealed = files.json_of(content)

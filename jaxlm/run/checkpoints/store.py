@@ -1,4 +1,7 @@
-"""The checkpoints of one run: saves, verifies, rotates and restores them. A disk that fails never ends the training."""
+"""The checkpoints of one run: saves, verifies, rotates and restores them. A disk that fails never ends the training.
+
+If a checkpoint is damaged or unreadable, all processes learn it before any of them begins to restore.
+"""
 
 import contextlib
 import dataclasses
@@ -9,19 +12,128 @@ import shutil
 import threading
 import time
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import jax
+import numpy as np
+import orbax.checkpoint as ocp
 
 from jaxlm.config import CheckpointConfig, ConfigError, RunError
-from jaxlm.devices import processes
+from jaxlm.devices import processes, tree
 from jaxlm.devices.processes import from_first, say, together, working
 from jaxlm.host import files
-from jaxlm.host.files import is_step
-from jaxlm.run.checkpoints import digest, keep, meta, restore, verify
-from jaxlm.run.checkpoints.damage import CorruptCheckpointError, NoWholeCheckpointError, move_aside
+from jaxlm.host.files import is_step, plain_path
+from jaxlm.run.checkpoints import damage, digest, keep, meta, verify
+from jaxlm.run.checkpoints.damage import CorruptCheckpointError, NoWholeCheckpointError, move_aside, reading
 from jaxlm.run.checkpoints.saving import TEMPORARY, Saving, remove_partial, wait
 from jaxlm.step.state import TrainState, average_shardings
+
+Reader = Callable[[str], np.ndarray]
+
+
+class UnreadableError(CorruptCheckpointError):
+    """Raised on all processes if one of several can't read a checkpoint's file: all go back to the previous checkpoint."""
+
+
+def restore(folder: pathlib.Path, wanted: dict[str, dict]) -> dict[str, dict]:
+    """Returns the items of a checkpoint that `wanted` names: item -> tree of ShapeDtypeStructs with shardings.
+
+    Raises CorruptCheckpointError if an array differs from what was saved, RunError if it can't be read for another reason.
+    """
+    step, names = int(folder.name), {*wanted, "meta"}
+    digests, wrong = together(lambda: _inspect(folder, names), errors=(CorruptCheckpointError, RunError))
+    same_tree = {name for name, _ in tree.named_leaves(wanted)} == digests.keys()
+    args = {name: ocp.args.StandardRestore(item) for name, item in wanted.items()}
+    try:
+        with (
+            reading(step, wrong, same_tree),
+            plain_path(folder) as plain,
+            ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer,
+        ):
+            restored = checkpointer.restore(plain, args=ocp.args.Composite(**args))
+    except CorruptCheckpointError as error:
+        if jax.process_count() == 1:
+            raise
+        # The other processes wait for this one inside Orbax, so they can't be told to try an older checkpoint.
+        raise RunError(f"{error}; move {folder} away and run the same command again") from error
+    items = {name: restored[name] for name in wanted}
+    if different := digest.differing(items, digests):
+        first, more = (wrong or different)[0], len(different) - 1
+        raise CorruptCheckpointError(
+            f"checkpoint {step} is damaged: {first} "
+            + ("differs from what was saved" if wrong else "is not what was saved")
+            + (f", nor are {more} other arrays" if more and not wrong else "")
+        )
+    if wrong:
+        say(f"checkpoint {step}: {wrong[0]} differs from what was saved, but all arrays are whole, so it is used")
+    return items
+
+
+def read_meta(folder: pathlib.Path) -> dict:
+    """Returns the metadata of a checkpoint; see `meta.read`. Raises RunError in place of an OSError."""
+    with _readable(folder):
+        return meta.read(folder)
+
+
+def _inspect(folder: pathlib.Path, names: Collection[str]) -> tuple[dict[str, int], list[str] | None]:
+    """Returns the digests of the items `names`, and their files that differ from their checksums (None without checksums)."""
+    several, first = jax.process_count() > 1, jax.process_index() == 0
+    with _readable(folder):
+        wrong = verify.differing(folder, names, (jax.process_index(), jax.process_count()))
+        saved = meta.read(folder, must_be_sealed=any(name.startswith("meta/") for name in wrong or ()))
+        digests = {name: value for name, value in saved["digests"].items() if name.split("/")[0] in names}
+        # Some files (a list of shardings, a mark) can differ and harm nothing. But if one of several processes fails inside
+        # Orbax, the others wait for it.
+        look = first and (wrong is None if several else bool(wrong))
+        differs = verify.read_back(folder, digests) if look else ""
+        if differs or (wrong and several):
+            what = f"{wrong[0]} differs from what was saved" if wrong else differs
+            raise CorruptCheckpointError(f"checkpoint {folder.name} is damaged: {what}")
+    return digests, wrong
+
+
+@contextlib.contextmanager
+def _readable(folder: pathlib.Path) -> typing.Iterator[None]:
+    """Turns an OSError in its `with` block into a RunError; with several processes into UnreadableError, so all go back."""
+    try:
+        yield
+    except OSError as error:
+        why = damage.words(error, folder)
+        if jax.process_count() > 1:
+            raise UnreadableError(f"checkpoint {folder.name} can't be read: {why}") from error
+        raise RunError(f"checkpoint {folder.name} can't be restored: {why}; nothing was changed") from error
+
+
+def with_shardings(abstract: typing.Any, shardings: typing.Any) -> typing.Any:
+    return jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), abstract, shardings)
+
+
+def read_metas(directory: pathlib.Path, steps: Iterable[int]) -> dict[int, dict]:
+    """Returns step -> metadata, without checkpoints whose metadata are damaged."""
+    metas = {}
+    for step in steps:
+        with contextlib.suppress(CorruptCheckpointError):
+            metas[step] = read_meta(directory / str(step))
+    return metas
+
+
+def reader(folder: pathlib.Path, item: str = "params") -> Reader:
+    """Returns a function that reads an array of a checkpoint's `item` by its name, such as `layers_0/attn/q/kernel`.
+
+    The function raises CorruptCheckpointError if the array differs from the saved array, RunError if it can't be read.
+    """
+    digests = functools.cache(lambda: read_meta(folder)["digests"])
+
+    def read(name: str) -> np.ndarray:
+        saved = digests().get(f"{item}/{name}")
+        with reading(int(folder.name)), plain_path(folder) as plain:
+            array = np.asarray(verify.open_array(plain, f"{item}/{name}").result().read().result())
+        if digest.of_piece(array, (0,) * array.ndim, array.shape) != saved:
+            raise CorruptCheckpointError(f"checkpoint {folder.name} is damaged: {item}/{name} is not what was saved")
+        return array
+
+    return read
+
 
 if typing.TYPE_CHECKING:  # mirror imports fsspec, and `jaxlm sample` should not wait for that
     from jaxlm.run.checkpoints.mirror import Mirror
@@ -58,10 +170,10 @@ class Checkpointer:
         config: CheckpointConfig | None = None,
         *,
         scores: typing.Mapping[int, float] | None = None,
-        pinned: typing.Collection[int] = (),
+        pinned: Collection[int] = (),
         mirror: "Mirror | None" = None,
-        saved: typing.Callable[[int, dict[str, str], typing.Collection[int]], object] | None = None,
-        stopping: typing.Callable[[], bool] = lambda: False,
+        saved: Callable[[int, dict[str, str], Collection[int]], object] | None = None,
+        stopping: Callable[[], bool] = lambda: False,
         read_only: bool = False,
     ):
         self.directory = pathlib.Path(directory).resolve()
@@ -305,7 +417,7 @@ class Checkpointer:
                 say(f"{path} can't be deleted: {error.strerror}")
         self._beside(lambda: [shutil.rmtree(p, ignore_errors=True) for p in gone])
 
-    def _beside(self, action: typing.Callable[[], object]) -> None:
+    def _beside(self, action: Callable[[], object]) -> None:
         def act() -> None:
             with contextlib.suppress(OSError):  # of a disk; rmtree with ignore_errors still raises the error of a close
                 action()
@@ -331,7 +443,7 @@ class Checkpointer:
         return int(step)
 
     def meta(self, step: int) -> dict:
-        return restore.read_meta(self.directory / str(step))
+        return read_meta(self.directory / str(step))
 
     def restore(self, step: int, abstract: TrainState, shardings: TrainState) -> TrainState:
         """Returns the state of checkpoint `step`, sharded by `shardings`; any mesh may have saved it. See `restore.restore`.
@@ -342,9 +454,9 @@ class Checkpointer:
         if any(name.startswith(meta.AVERAGE) for name in names):  # Orbax refuses any other tree
             abstract = dataclasses.replace(abstract, average=abstract.params)
             shardings = dataclasses.replace(shardings, average=average_shardings(shardings))
-        wanted = meta.to_items(restore.with_shardings(abstract, shardings))
+        wanted = meta.to_items(with_shardings(abstract, shardings))
         with working(f"restoring checkpoint {step}"):
-            return meta.from_items(restore.restore(self.directory / str(step), wanted), like=abstract)
+            return meta.from_items(restore(self.directory / str(step), wanted), like=abstract)
 
     def restore_latest(
         self, abstract: TrainState, shardings: TrainState, needs: Sequence[str] = ()
@@ -358,7 +470,7 @@ class Checkpointer:
         damaged = []
         for step in reversed(self.steps()):
             try:
-                saved = together(lambda s=step: restore.read_meta(self.directory / str(s)), errors=_DAMAGE)
+                saved = together(lambda s=step: read_meta(self.directory / str(s)), errors=_DAMAGE)
                 if lacking := [key for key in needs if not isinstance(saved.get(key), dict)]:
                     raise CorruptCheckpointError(f"checkpoint {step} is damaged: its meta lacks {lacking[0]}")
                 state = self.restore(step, abstract, shardings)
@@ -381,7 +493,7 @@ class Checkpointer:
         if (folder / "train").is_dir() and not (folder / "params").is_dir():
             raise RunError(f"checkpoint {folder} has no parameters of its own, only what was trained in addition")
         with working(f"restoring checkpoint {step}"):
-            return restore.restore(folder, {"params": restore.with_shardings(abstract, shardings)})["params"]
+            return restore(folder, {"params": with_shardings(abstract, shardings)})["params"]
 
     def with_moments(self, state: TrainState) -> TrainState:
         """Returns a run's first state, with the moments that `jaxlm grow` put into checkpoint 0 if there are any."""
@@ -391,7 +503,7 @@ class Checkpointer:
         empty = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state.opt_state)
         jax.tree.map(lambda x: x.delete(), state.opt_state)  # its memory is needed
         with working("restoring the moments"):
-            items = restore.restore(folder, {meta.MOMENTS: {"opt_state": empty}})
+            items = restore(folder, {meta.MOMENTS: {"opt_state": empty}})
         return dataclasses.replace(state, opt_state=items[meta.MOMENTS]["opt_state"])
 
     def _seal(self, step: int, digests: dict[str, int]) -> None:

@@ -10,7 +10,6 @@ import os
 import pathlib
 import threading
 import time
-import typing
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from jaxlm.config import Config, ConfigError, RunError, milestones
 from jaxlm.host.files import is_step
 from jaxlm.run import ledger
 from jaxlm.run.checkpoints.mirror import Mirror
-from jaxlm.run.scores import Scores
+from jaxlm.run.metrics import Scores
 from jaxlm.run.survive import notify
 from jaxlm.run.survive.children import within
 
@@ -198,6 +197,6 @@ CLOUDS = {"gce": Gce, "aws": Aws}
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def _ask(url: str, **request: typing.Any) -> str:
+def _ask(url: str, **request: object) -> str:
     with _opener.open(urllib.request.Request(url, **request), timeout=_ANSWER_S) as answer:
         return " ".join(answer.read(10_000).decode("utf-8", "replace").split())

@@ -8,7 +8,6 @@ import os
 import pathlib
 import signal
 import sys
-import typing
 from collections.abc import Callable, Collection, Sequence
 from concurrent import futures
 
@@ -50,7 +49,7 @@ def supervised(config: Config) -> supervisor.Supervisor:
 
 
 # Of a run in a file: loss (None until it is done), why (it has none; or ""), hours, planned_hours.
-Entry = dict[str, typing.Any]
+Entry = dict
 After = Callable[[Entry, Config, str], None]
 
 
@@ -189,7 +188,7 @@ def _check_same(folder: pathlib.Path, config: Config) -> None:
             raise ConfigError(f"{folder} holds another run, with {key}={saved[key]} where now it is {now}: delete it")
 
 
-def _trained(config: Config) -> dict[str, typing.Any]:
+def _trained(config: Config) -> dict:
     """Returns key -> value of all keys on which the result of a run on the same data depends."""
     whole = dataclasses.asdict(config)
     keys = {"train": ("steps", "batch_size", "seq_len"), "loss": ("z_loss",)}

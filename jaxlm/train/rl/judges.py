@@ -240,12 +240,12 @@ class Judge:
                 questions.append(one_line(error))
         return questions
 
-    def exact(self, asked: Sequence[tuple[int, int | str, str]]) -> list[float | str]:
+    def exact(self, answered: Sequence[tuple[int, int | str, str]]) -> list[float | str]:
         """Returns for each (task, question's number or true answer, answer) 1.0, 0.0 or a text: why it can't be judged."""
-        calls = [functools.partial(self._judged, *each) for each in asked]
+        calls = [functools.partial(self._judged, *each) for each in answered]
         if not self._forks:
             return [call() for call in calls]
-        for task, question, _ in asked:  # once, for all forks
+        for task, question, _ in answered:  # once, for all forks
             with contextlib.suppress(Exception):  # which the fork raises again
                 self._tasks[task].entry(question) if self._tasks[task] else _truth(question)
         return self._forks.results(calls)

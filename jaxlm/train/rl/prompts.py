@@ -89,7 +89,7 @@ class Item:
 
     messages: Messages
     ids: list[int]
-    columns: Mapping[str, typing.Any]
+    columns: Mapping
     place: str
     judge: tuple[int, int | str] | None = None
     truth: str | None = None

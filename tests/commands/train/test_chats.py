@@ -11,13 +11,13 @@ from tiny_keys import keys
 
 from jaxlm import config
 from jaxlm.cli import cli
-from jaxlm.commands.train import chats
+from jaxlm.commands.train import posttraining
 from jaxlm.config import CHAT_TOKENS, ConfigError, MeshConfig, config_files
 from jaxlm.data.chats import chat
 from jaxlm.data.tokenizer import coder
 from jaxlm.plan import lower, memory
 from jaxlm.run import metrics
-from jaxlm.run.checkpoints import restore
+from jaxlm.run.checkpoints import store
 from jaxlm.train import average, origin
 
 SMALL = keys("""
@@ -87,9 +87,9 @@ def test_the_run_stands_alone(base, run):
 
 def test_other_kinds_of_training_only_change_what_they_must(base):
     c = resolved(base)
-    pairs = chats.Pairs(dataclasses.replace(c, program="reward"))
+    pairs = posttraining.Pairs(dataclasses.replace(c, program="reward"))
     assert (pairs.adapter, pairs.trained) == (None, "")
-    adapted = chats.Chats(resolved(base, adapter__kind="lora"))
+    adapted = posttraining.Chats(resolved(base, adapter__kind="lora"))
     assert adapted.adapter.row_ids == tuple(range(300, 305))
     assert adapted.trained == "LoRA r 16 + 5 rows"
     quantised = {
@@ -98,7 +98,7 @@ def test_other_kinds_of_training_only_change_what_they_must(base):
         "adapter__without_rows": True,
         "adapter__rows": (),
     }
-    assert chats.Chats(resolved(base, **quantised)).trained == "LoRA r 16, on nf4"
+    assert posttraining.Chats(resolved(base, **quantised)).trained == "LoRA r 16, on nf4"
 
 
 def test_an_adapters_moving_average_is_measured_and_saved(base, tmp_path, monkeypatch, capsys):
@@ -106,7 +106,7 @@ def test_an_adapters_moving_average_is_measured_and_saved(base, tmp_path, monkey
     folder = tmp_path / "lora"
     lora = {"adapter__kind": "lora", "adapter__rank": 2, "checkpoint__average": 0.3, "sample__prompts": "()"}
     assert cli.main(command(base, workdir=folder, **lora)) == 0
-    digests = restore.read_meta(folder / "checkpoints/4")["digests"]
+    digests = store.read_meta(folder / "checkpoints/4")["digests"]
     begin, trained = "train/average/", {name for name in digests if not name.startswith("train/")}
     assert {name.removeprefix(begin) for name in digests if name.startswith(begin)} == trained
     assert {name.partition("/")[0] for name in trained} == {"lora", "rows"}
@@ -123,7 +123,7 @@ def test_plan_and_tune_make_the_parts_that_training_makes(base, kind, quantize):
     c = resolved(base, adapter__kind=kind, adapter__quantize=quantize, **shape)
     mesh = memory.abstract_mesh(MeshConfig(1, 1, 1, 1), 1)
     mine = lower.parts_of(c, mesh)
-    theirs = chats.Chats(c).parts(c, mesh)
+    theirs = posttraining.Chats(c).parts(c, mesh)
     assert (mine.abstract, mine.frozen, mine.batch()) == (theirs.abstract, theirs.frozen, theirs.batch())
     assert (mine.model, mine.frozen_shardings) == (theirs.model, theirs.frozen_shardings)
 
@@ -146,7 +146,7 @@ def resolved(base, **keys):
 )
 def test_what_can_not_be_is_one_line(base, keys, message):
     with pytest.raises(ConfigError, match=message.replace("|", r"\|")) as error:
-        chats.Chats(resolved(base, **keys))
+        posttraining.Chats(resolved(base, **keys))
     assert "\n" not in str(error.value)
 
 
@@ -169,7 +169,7 @@ def test_a_model_without_a_chat_template(base, tmp_path):
     settings.pop("chat_template", None)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     with pytest.raises(ConfigError, match=r"has no chat template: give it one by --config\.examples\.template=chatml"):
-        chats.tokenizer(resolved(base, data__tokenizer=tmp_path))
+        posttraining.tokenizer(resolved(base, data__tokenizer=tmp_path))
 
 
 def test_data_is_asked_for(base, capsys):
@@ -182,7 +182,7 @@ def test_data_is_asked_for(base, capsys):
 def test_a_prompt_begins_as_rows_of_the_embedding(base):
     c = resolved(base, adapter__kind="prompt", adapter__prompt_tokens=5, adapter__prompt_text="one two three")
     c = dataclasses.replace(c, model=origin.open(base).config.model)
-    tokenizer = chats.tokenizer(c)
+    tokenizer = posttraining.tokenizer(c)
     table = origin.open(base).leaf("embed/embedding")
 
     def vectors(settings):

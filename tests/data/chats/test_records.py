@@ -281,7 +281,7 @@ def test_calls_without_words_are_not_promised(tmp_path):
 def test_a_run_that_began_before_is_refused_with_the_keys(tmp_path, monkeypatch):
     """Not one whose config knows of `ignore`: then the key was read."""
     monkeypatch.setattr(workdir.keep, "begun", lambda _: True)
-    monkeypatch.setattr(workdir.restore, "read_metas", lambda *_: {1: {"fingerprint": {"data": "x"}}})
+    monkeypatch.setattr(workdir.store, "read_metas", lambda *_: {1: {"fingerprint": {"data": "x"}}})
     (tmp_path / "checkpoints" / "1").mkdir(parents=True)
     for saved, more in (({}, True), ({"ignore": []}, False)):
         (tmp_path / "config.json").write_text(json.dumps({"examples": saved}))

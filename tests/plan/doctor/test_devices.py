@@ -11,14 +11,14 @@ from jaxlm import config
 from jaxlm.config import config_files, pip_install
 from jaxlm.devices import sharding
 from jaxlm.models import hardware
-from jaxlm.plan.doctor import devices
+from jaxlm.plan.doctor import machine
 from jaxlm.plan.doctor.findings import FAIL, OK, WARN
 
 GB = 10**9
 
 
-def plan(**changes) -> devices.Need:
-    need = devices.Need(step=10 * GB, state=4 * GB, offloaded=0, checkpoint=3 * GB, microbatch=8, remat="none")
+def plan(**changes) -> machine.Need:
+    need = machine.Need(step=10 * GB, state=4 * GB, offloaded=0, checkpoint=3 * GB, microbatch=8, remat="none")
     return dataclasses.replace(need, **changes)
 
 
@@ -30,7 +30,7 @@ def test_the_plan_of_quickstart():
     c = resolved("train.microbatch_size=-1", "model.remat=auto", "optim.name=adamw")
     object.__setattr__(c, "model", hardware.for_platform(c.model, "cpu"))
     mesh = sharding.make_mesh(c.mesh, jax.devices()[:1])
-    need = devices.need(c, mesh)
+    need = machine.need(c, mesh)
     parameters = 4 * 2_820_608
     assert need.checkpoint == pytest.approx(3 * parameters, rel=0.01)  # parameters and AdamW's two moments
     assert need.step > need.state > 3 * parameters
@@ -57,14 +57,14 @@ class Card:
 
 def test_memory_is_allocated_and_freed():
     card = Card(20 * GB)
-    assert devices.allocatable(10 * GB, card.allocate) == 10 * GB
+    assert machine.allocatable(10 * GB, card.allocate) == 10 * GB
     assert card.room == 20 * GB
     assert card.most <= 2**30
 
 
 def test_a_card_with_less_than_it_says():
     card = Card(5 * GB)
-    assert 5 * GB - (64 << 20) <= devices.allocatable(10 * GB, card.allocate) <= 5 * GB
+    assert 5 * GB - (64 << 20) <= machine.allocatable(10 * GB, card.allocate) <= 5 * GB
     assert card.room == 5 * GB
 
 
@@ -73,13 +73,13 @@ def test_another_error_is_not_taken_for_lack_of_memory():
         raise RuntimeError("INTERNAL: illegal memory access")
 
     with pytest.raises(RuntimeError, match="illegal"):
-        devices.allocatable(GB, broken)
+        machine.allocatable(GB, broken)
 
 
 def test_bytes_lie_on_the_device():
     device = jax.devices()[3]
-    assert devices.zeros(device, 1000).devices() == {device}
-    assert devices.allocatable(1000, functools.partial(devices.zeros, device)) == 1000
+    assert machine.zeros(device, 1000).devices() == {device}
+    assert machine.allocatable(1000, functools.partial(machine.zeros, device)) == 1000
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_bytes_lie_on_the_device():
     [(30 * GB, OK), (10 * GB, OK), (9 * GB, WARN), (5 * GB, WARN), (4.9 * GB, FAIL), (3 * GB, FAIL)],
 )
 def test_the_memory_of_a_cpu(free, verdict):
-    found = devices.cpu_memory(plan(), 1, int(free))
+    found = machine.cpu_memory(plan(), 1, int(free))
     assert found.verdict == verdict
     assert "a step needs 10.0 GB a device by the plan (microbatch 8, remat none)" in found.text
     assert ("train.microbatch_size=-1" in found.text) == (verdict != OK)
@@ -99,26 +99,26 @@ def test_a_cpu_in_float32_says_why_it_needs_more_than_the_plan():
     for asked, told in (("auto", True), ("float32", False)):
         c = resolved(f"model.dtype={asked}")
         object.__setattr__(c, "model", hardware.for_platform(c.model, "cpu"))
-        assert (why in devices.cpu_memory(devices.need(c, mesh, asked), 1, 30 * GB).text) == told
+        assert (why in machine.cpu_memory(machine.need(c, mesh, asked), 1, 30 * GB).text) == told
 
 
 @pytest.mark.parametrize(("free", "verdict"), [(10 * GB, OK), (3.5 * GB, WARN), (2 * GB, FAIL)])
 def test_a_save_needs_memory_of_the_host(free, verdict):
-    found = devices.host_memory(plan(), int(free))
+    found = machine.host_memory(plan(), int(free))
     assert found.verdict == verdict
     assert "a save holds 3 GB" in found.text
 
 
 def test_a_state_that_is_offloaded_lives_on_the_host():
-    found = devices.host_memory(plan(offloaded=2 * GB), 100 * GB)
+    found = machine.host_memory(plan(offloaded=2 * GB), 100 * GB)
     assert found.figures["need_bytes"] == 3 * GB + 2 * GB * jax.local_device_count()
 
 
 def test_a_gpu_that_jax_does_not_see(monkeypatch):
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-    assert devices.present(gpu_present=False).verdict == OK
-    found = devices.present(gpu_present=True)
+    assert machine.present(gpu_present=False).verdict == OK
+    found = machine.present(gpu_present=True)
     assert found.verdict == FAIL
     assert f"though there is an NVIDIA GPU: {pip_install('cuda12')}" in found.text
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    assert devices.present(gpu_present=True).verdict == OK
+    assert machine.present(gpu_present=True).verdict == OK

@@ -9,7 +9,7 @@ import pytest
 from jaxlm.config import ConfigError
 from jaxlm.host import files
 from jaxlm.plan import lower
-from jaxlm.plan.sweep import sweep, text
+from jaxlm.plan.sweep import sweep
 from jaxlm.plan.sweep.noise import Noise
 from jaxlm.run import metrics
 
@@ -55,11 +55,11 @@ def test_what_is_more_than_noise_is_named_and_the_rest_can_not_be_told_apart(tmp
     found = sweep.read(tmp_path / "s")
     assert found["result"]["seeds"] == 3
     assert Noise(**found["noise"]).scatter == pytest.approx(SCATTER, rel=0.5)
-    verdicts = [row[1] for row in text.tables(found)[1][1:]]
+    verdicts = [row[1] for row in sweep.tables(found)[1][1:]]
     assert verdicts == ["can't be told apart", "worse", "can't be told apart"]
     found["same"]["highest"] = True
-    assert text.tables(found)[1][2][1] == "better"
-    assert "in 80% of cases" in "\n".join(text.lines(found))
+    assert sweep.tables(found)[1][2][1] == "better"
+    assert "in 80% of cases" in "\n".join(sweep.lines(found))
 
 
 def test_a_diverged_arm_is_left_out_and_seeds_count_once_all_arms_have_done_them(tmp_path):
@@ -69,7 +69,7 @@ def test_a_diverged_arm_is_left_out_and_seeds_count_once_all_arms_have_done_them
     sweep.conclude(partial, tmp_path)
     assert partial["result"]["arms"] == [0, 1, 2, 3, 5]
     assert partial["result"]["seeds"] == 2
-    words = "\n".join(text.lines(partial))
+    words = "\n".join(sweep.lines(partial))
     assert "left out: lr=3 norm=a: 4-0: 3 steps in a row are not finite" in words
     assert "seeds that all arms have done: 2" in words
 
@@ -88,12 +88,12 @@ def test_noise_is_borrowed_from_finished_sweeps_of_the_same_shape(tmp_path):
     assert own["borrowed"]["of"] == ["same"]
     assert own["borrowed"]["df"] == 10
     assert own["result"]["differences"][0]["half"] > 0
-    assert "10 of them borrowed from same" in "\n".join(text.lines(own))
+    assert "10 of them borrowed from same" in "\n".join(sweep.lines(own))
     alone = made(pair, base={"lr": "1"}, seeds=1)
     sweep.conclude(alone, tmp_path / "elsewhere" / "own")
     assert alone["result"]["differences"][0]["half"] is None
-    assert text.tables(alone)[1][1][1::2] == ["can't be told apart", "unknown"]
-    assert "one seed tells nothing apart" in "\n".join(text.lines(alone))
+    assert sweep.tables(alone)[1][1][1::2] == ["can't be told apart", "unknown"]
+    assert "one seed tells nothing apart" in "\n".join(sweep.lines(alone))
 
 
 def test_a_damaged_file_is_one_line(tmp_path):
@@ -162,7 +162,7 @@ def test_a_better_value_is_worth_the_tokens_that_it_does_not_need(tmp_path, high
     (change,) = done["result"]["differences"]
     share = 2 * abs(change["difference"])
     assert change["saves"] == pytest.approx([share, share * 5000, share * 0.05], abs=1e-6)
-    row = text.tables(done)[1][1]
+    row = sweep.tables(done)[1][1]
     assert row[1::3] == ["better", f"{share:.0%}: {share * 5:.3g}k tokens, ${share * 0.05:.3f}"]
 
 

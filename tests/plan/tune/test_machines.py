@@ -142,7 +142,7 @@ def test_a_measurement_takes_half_of_what_is_free_on_a_cpu(monkeypatch):
         return tune.Trial(tune.own(config, 1, "none"), tokens_per_second=1.0, predicted_bytes=1)
 
     monkeypatch.setattr(machines, "_timed", timed)
-    monkeypatch.setattr(machines.bench, "product", lambda dtype: 1e12)
+    monkeypatch.setattr(machines.tune, "product", lambda dtype: 1e12)
     monkeypatch.setattr(lower, "available_bytes", lambda: 8e9 * jax.local_device_count())
     *_, found = machines.measure(resolve("plan.measure=again"))
     assert found["memory"] == tune.HEADROOM * 8e9

@@ -8,7 +8,7 @@ from jaxlm.config import HardwareConfig, config_files
 from jaxlm.plan import flops
 from jaxlm.run import clock
 from jaxlm.run.spent import Earlier
-from jaxlm.train.log import meter
+from jaxlm.train import recorder
 
 
 class Time:
@@ -25,9 +25,9 @@ SIZES = {"tokens_per_step": 100, "flops_palm": 10.0, "flops_causal": 5.0, "peak_
 
 
 def test_a_record_has_the_seconds_of_all_starts_and_each_at_its_price(monkeypatch):
-    monkeypatch.setattr(meter.time, "time", lambda: 1.7e9)
+    monkeypatch.setattr(recorder.time, "time", lambda: 1.7e9)
     spent = Time(step=40.0, start=5.0, down=5.0)
-    m = meter.Meter(spent, Earlier(wall_s=50.0, cost_usd=7.0), **SIZES, usd_per_hour=3600.0)
+    m = recorder.Meter(spent, Earlier(wall_s=50.0, cost_usd=7.0), **SIZES, usd_per_hour=3600.0)
     assert m.now(3)["cost_usd"] == 7.0
     spent.spent |= {"step": 46.0004, "save": 1.9999, "evaluate": 2.0}
     record = m.now(4)
@@ -39,7 +39,7 @@ def test_a_record_has_the_seconds_of_all_starts_and_each_at_its_price(monkeypatc
 
 def test_speed_counts_steps_and_waits_for_batches_alone():
     spent = Time(start=5.0, compile=5.0)
-    m = meter.Meter(spent, **SIZES, usd_per_hour=0.0)
+    m = recorder.Meter(spent, **SIZES, usd_per_hour=0.0)
     assert "tokens_per_second" not in m.measure(1, 11)
     spent.spent |= {"step": 4.0, "repeated": 3.0, "data": 3.0, "evaluate": 50.0, "save": 9.0, "compile": 100.0}
     record = m.measure(6, 11)
@@ -55,7 +55,7 @@ def test_speed_counts_steps_and_waits_for_batches_alone():
 def test_a_run_of_a_config_is_metered_on_all_devices():
     c = config.resolve(config_files.load("quickstart", ["workdir=w", "train.batch_size=16", "train.seq_len=128"]))
     spent = Time(step=50.0)
-    m = meter.Meter(spent, tokens_per_step=16 * 128, usd_per_hour=3600.0)
+    m = recorder.Meter(spent, tokens_per_step=16 * 128, usd_per_hour=3600.0)
     m = m.of_flops(flops.of(c), HardwareConfig(3600.0, 2.0, "", ()))
     record = m.now(3)
     assert record["tokens"] == 3 * 16 * 128

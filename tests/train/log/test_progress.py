@@ -7,7 +7,7 @@ import time
 import pytest
 
 from jaxlm.host import screen
-from jaxlm.train.log.progress import Progress
+from jaxlm.train.recorder import Progress
 
 RECORD = {"step": 260, "train/loss": 2.0, "train/lr": 3e-4, "tokens_per_second": 1500.0, "mfu_palm": 0.5}
 RECORD |= {"cost_usd": 1.5, "wall_s": 91.0, "eta_s": 3725}

@@ -10,7 +10,6 @@ from jaxlm import config
 from jaxlm.config import config_files
 from jaxlm.train import watches
 from jaxlm.train.loop import REFUSED
-from jaxlm.train.pairs import preferences
 
 CONFIG = config.resolve(config_files.load("base", ["data.path=x", "train.steps=400", "model.dtype=float32"]))
 LN2 = math.log(2)
@@ -48,7 +47,7 @@ def noise(seed: int, size: float):
     ],
 )
 def test_a_run_ends_whose_reference_is_not_its_policy(keys, own):
-    watch = preferences.FirstStep(of(**keys), 1e-4)
+    watch = watches.FirstStep(of(**keys), 1e-4)
     good = FIRST | {"loss": own}
     assert watch(1, good) is None
     for wrong in ({"margin": 0.5}, {"chosen_reward": 2.0, "rejected_reward": 2.0}, {"loss": own + 0.1}):
@@ -59,20 +58,20 @@ def test_a_run_ends_whose_reference_is_not_its_policy(keys, own):
 
 
 def test_rounding_is_no_difference():
-    assert preferences.FirstStep(of(), 5e-3)(1, FIRST | {"margin": 0.01, "loss": LN2 - 0.005}) is None
-    assert preferences.FirstStep(of(), 1e-4)(1, FIRST | {"margin": 0.01, "loss": LN2 - 0.005}).code == REFUSED
+    assert watches.FirstStep(of(), 5e-3)(1, FIRST | {"margin": 0.01, "loss": LN2 - 0.005}) is None
+    assert watches.FirstStep(of(), 1e-4)(1, FIRST | {"margin": 0.01, "loss": LN2 - 0.005}).code == REFUSED
 
 
 def test_losses_without_a_reference_have_no_first_value():
     reads = lambda loss: [  # noqa: E731
-        w.reads for w in preferences.of_dpo(dataclasses.replace(CONFIG, dpo=of(loss=loss)), print)
+        w.reads for w in watches.of_dpo(dataclasses.replace(CONFIG, dpo=of(loss=loss)), print)
     ]
-    without = [row.reads for row in (preferences.falling(of()), preferences.ONLY_LENGTH, preferences.SWAPPED)]
+    without = [row.reads for row in (watches.falling(of()), watches.ONLY_LENGTH, watches.SWAPPED)]
     assert reads("sigmoid") == [(), PINNED.reads, *without]
     assert reads("orpo") == reads("simpo") == without
 
 
-PINNED = preferences.pinned(LN2, ("chosen_reward", "rejected_reward"), 400)
+PINNED = watches.pinned(LN2, ("chosen_reward", "rejected_reward"), 400)
 
 
 MOVED = {"loss": LN2, "lr": 1e-6, "update_norm": 1e-4, "chosen_reward": 0.2, "rejected_reward": 0.2}
@@ -97,7 +96,7 @@ def test_a_loss_that_falls_is_not_pinned():
 
 
 def test_the_cross_entropy_beside_the_loss_does_not_hide_that_it_is_pinned():
-    row = preferences.pinned(LN2, ("chosen_reward",), 400, nll_weight=0.5)
+    row = watches.pinned(LN2, ("chosen_reward",), 400, nll_weight=0.5)
     nll = lambda step: 2 - 0.003 * step  # noqa: E731
     given = MOVED | {"nll": nll}
     assert len(said(row, **given | {"loss": lambda step: LN2 + 0.5 * nll(step)})) == 1
@@ -106,47 +105,47 @@ def test_the_cross_entropy_beside_the_loss_does_not_hide_that_it_is_pinned():
 
 def test_chosen_answers_that_become_less_likely():
     falls = {"chosen_logp": -300.0, "nll": 1.5}
-    (line,) = said(preferences.falling(of()), **falls, chosen_reward=lambda step: -0.05 * step)
+    (line,) = said(watches.falling(of()), **falls, chosen_reward=lambda step: -0.05 * step)
     assert "the chosen answers become less likely too: their log-probability fell by" in line
     rises = {"chosen_reward": lambda step: 0.05 * step}
-    assert said(preferences.falling(of()), **falls, **rises) == []
-    assert said(preferences.falling(of()), **falls, chosen_reward=-0.5) == []  # 5 nats of 300
+    assert said(watches.falling(of()), **falls, **rises) == []
+    assert said(watches.falling(of()), **falls, chosen_reward=-0.5) == []  # 5 nats of 300
 
 
 def test_without_a_reference_they_are_compared_with_the_first_steps():
     simpo = of(loss="simpo", beta=2.0)
     given = {"chosen_logp": -300.0, "nll": 1.5}
-    assert said(preferences.falling(simpo), **given, chosen_reward=-3.0) == []
+    assert said(watches.falling(simpo), **given, chosen_reward=-3.0) == []
     falls = {"chosen_reward": lambda step: -3.0 - 0.01 * step}
-    assert len(said(preferences.falling(simpo), **given, **falls)) == 1
+    assert len(said(watches.falling(simpo), **given, **falls)) == 1
 
 
 def test_a_margin_that_is_only_length():
     length, other = noise(0, 20), noise(1, 0.3)
     follows = {"length_margin": length, "margin": lambda step: 0.01 * step + 0.05 * length(step) + 0.1 * other(step)}
-    (line,) = said(preferences.ONLY_LENGTH, **follows)
+    (line,) = said(watches.ONLY_LENGTH, **follows)
     assert "little but length (correlation 1.00)" in line
     assert "prefer the longer answer" in line
     shorter = follows | {"margin": lambda step: -follows["margin"](step)}
-    assert "prefer the shorter answer" in said(preferences.ONLY_LENGTH, **shorter)[0]
+    assert "prefer the shorter answer" in said(watches.ONLY_LENGTH, **shorter)[0]
     mixed = follows | {"margin": lambda step: 0.01 * length(step) + 5 * other(step)}
-    assert said(preferences.ONLY_LENGTH, **mixed) == []
+    assert said(watches.ONLY_LENGTH, **mixed) == []
     tiny = follows | {"margin": lambda step: 1e-4 * length(step)}  # nothing is learnt yet
-    assert said(preferences.ONLY_LENGTH, **tiny) == []
-    assert said(preferences.ONLY_LENGTH, length_margin=0.0, margin=noise(2, 1)) == []  # all pairs of one length
+    assert said(watches.ONLY_LENGTH, **tiny) == []
+    assert said(watches.ONLY_LENGTH, length_margin=0.0, margin=noise(2, 1)) == []  # all pairs of one length
 
 
 def test_pairs_that_are_ranked_the_wrong_way():
     around = noise(3, 0.1)
-    (line,) = said(preferences.SWAPPED, accuracy=lambda step: 0.4 + around(step))
+    (line,) = said(watches.SWAPPED, accuracy=lambda step: 0.4 + around(step))
     assert "fewer than half: are chosen and rejected swapped?" in line
-    assert said(preferences.SWAPPED, accuracy=lambda step: 0.5 + around(step)) == []
-    assert said(preferences.SWAPPED, accuracy=0.5) == []
+    assert said(watches.SWAPPED, accuracy=lambda step: 0.5 + around(step)) == []
+    assert said(watches.SWAPPED, accuracy=0.5) == []
 
 
 def test_held_out_pairs_that_are_ranked_the_wrong_way():
     others = lambda step, figures: ({"more": 1.0}, ["other"])  # noqa: E731
-    remarks = preferences.Remarks(100, others)
+    remarks = watches.Remarks(100, others)
     more, lines = remarks(50, {"val/accuracy": 0.3})
     assert more == {"more": 1.0}
     assert lines[0] == "other"
@@ -158,10 +157,10 @@ def test_held_out_pairs_that_are_ranked_the_wrong_way():
 
 def test_the_reward_models_watches():
     lines: list[str] = []
-    watches = preferences.of_reward(CONFIG, lines.append)
+    watching = watches.of_reward(CONFIG, lines.append)
     record = {"loss": LN2, "lr": 1e-5, "update_norm": 0.1, "score": 0.3, "margin": 0.0, "length_margin": 1.0}
     for step in range(1, STEPS + 1):
-        for watch in watches:
+        for watch in watching:
             watch(step, record | {"accuracy": 0.5})
     assert len(lines) == 1
     assert "it can't tell chosen from rejected" in lines[0]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxlm.config import ConfigError
-from jaxlm.train.pairs import reference
+from jaxlm.train import reference
 
 MODEL = {"params": {"w": jnp.arange(6.0)}}
 OTHER = {"params": {"w": jnp.arange(1.0, 7.0)}}

@@ -5,7 +5,7 @@ import pytest
 
 from jaxlm import config
 from jaxlm.config import config_files
-from jaxlm.train.rl import policies
+from jaxlm.train import watches
 
 FINE = {"reward": 0.5, "reward_std": 0.4, "flat_groups": 0.2, "top_word": 0.05, "answer_tokens": 20.0, "entropy": 1.0}
 FINE |= {"unique": 0.9, "kl": 0.01, "sampler_gap": 1e-5, "truncated": 0.0}
@@ -20,9 +20,9 @@ def make(program="grpo", **keys):
 def said(records, program="grpo", **keys):
     """(step, line) of what is said about records, given as what differs from FINE."""
     lines, step = [], 0
-    watches = policies.of_policy(make(program, **keys), lambda: "very", lambda line: lines.append((step, line)))
+    watching = watches.of_policy(make(program, **keys), lambda: "very", lambda line: lines.append((step, line)))
     for step, record in enumerate(records, 1):
-        for watch in watches:
+        for watch in watching:
             assert watch(step, FINE | record) is None
     return lines
 
@@ -90,7 +90,7 @@ def test_answers_that_do_not_end():
 
 
 def test_first_lines():
-    lines = policies.first_lines(make(**{"policy.epochs": 2, "policy.minibatches": 4}))
+    lines = watches.first_lines(make(**{"policy.epochs": 2, "policy.minibatches": 4}))
     assert "8 prompts x 8 answers of at most 256 tokens, then 8 updates" in lines[0]
     assert "a loss of about 0.0 is normal here" in lines[1]
-    assert len(policies.first_lines(make("ppo"))) == 1
+    assert len(watches.first_lines(make("ppo"))) == 1
