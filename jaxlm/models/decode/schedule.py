@@ -248,7 +248,7 @@ class Scheduler:
         settings = Settings(ask.temperature, ask.top_k, ask.top_p, ask.seed, ask.bias, ask.logprobs)
         self.engine.insert(prefill, run.row, settings, place)
         if self.engine.speculates:
-            run.draft = self.engine.draft(ask.ids, settings)
+            run.draft = self.engine.draft(ask.ids)
 
     @property
     def _drafting(self) -> bool:
