@@ -332,20 +332,20 @@ class Engine:
         self.state, drawn = ring.step_first(self.model, self.weights, self.state, proposed_N)
         return drawn
 
-    def draft(self, ids: typing.Iterable[int], settings: Settings) -> drafts.Draft:
+    def draft(self, ids: typing.Iterable[int]) -> drafts.Draft:
         """Returns the Draft of a text, whose size suits this machine: at first use it measures how long steps take."""
-        sorts = (settings.top_k, settings.top_p) != (0, 1.0)
-        key = (self.model, in_int8(self.weights.variables), self.rows, settings.temperature > 0, sorts)
+        key = (self.model, in_int8(self.weights.variables), self.rows)
         if key not in _SIZES:
-            _SIZES[key] = drafts.best({size: self._seconds(size, settings) for size in drafts.SIZES})
+            _SIZES[key] = drafts.best({size: self._seconds(size) for size in drafts.SIZES})
         return drafts.Draft(ids, *_SIZES[key])
 
-    def _seconds(self, size: int, settings: Settings) -> float:
+    def _seconds(self, size: int) -> float:
         """Returns how long a step of the first row takes that draws `size` tokens, without compiling."""
         state, times = ring.empty(self.model, self.rows, self.lengths[0]), []
-        drawing = {"temperature_B": settings.temperature, "top_k_B": settings.top_k, "top_p_B": settings.top_p}
-        drawing = {name: np.full(self.rows, value, getattr(state.rows, name).dtype) for name, value in drawing.items()}
-        state = state._replace(rows=state.rows._replace(**drawing))
+        # With the settings that take longest: limits. One size for all settings, since each is a program for each length.
+        limited = {"temperature_B": np.ones(self.rows, np.float32), "top_k_B": np.full(self.rows, 50, np.int32)}
+        limited["top_p_B"] = np.full(self.rows, 0.95, np.float32)
+        state = state._replace(rows=state.rows._replace(**limited))
         for _ in range(_MEASURED):
             began = time.perf_counter()
             state, drawn = ring.step_first(self.model, self.weights, state, np.zeros(size - 1, np.int32))
@@ -378,9 +378,8 @@ class Engine:
                 self.step(idle_B, self._open_BxW, steps)
             self.state = ring.count(self.state, idle_B)
             self.step(np.arange(self.rows) == 0)
-            for settings in (Settings(temperature=0.0), Settings(top_k=50, top_p=0.95)) if self.speculates else ():
-                if size := self.draft((), settings).size:
-                    self.start_first([0] * size)
+            if self.speculates and (size := self.draft(()).size):
+                self.start_first([0] * size)
         self.resize(self.lengths[0])
 
 

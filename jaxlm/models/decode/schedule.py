@@ -239,7 +239,7 @@ class Scheduler:
         self._fit()
         self.engine.insert(prefill, run.row, run.ask, place)
         if self.engine.speculates:
-            run.draft = self.engine.draft(run.ask.ids, run.ask)
+            run.draft = self.engine.draft(run.ask.ids)
 
     @property
     def _drafting(self) -> bool:
