@@ -1,6 +1,6 @@
 """Replays the story of the junk that one small source teaches: planted, learnt, named unasked, traced, taken out, gone.
 
-    python scripts/story_junk.py runs/junk                  # about 40 minutes on 2 idle cores (reckoned)
+    python scripts/story_junk.py runs/junk                  # 81 minutes on 2 busy cores
     python scripts/story_junk.py runs/junk --steps=300      # shorter: learns less, may name less
 
 The text is the documentation and code that every installation has, so nothing is downloaded: prose (90% of what is drawn),

@@ -208,7 +208,7 @@ def test_a_latest_checkpoint_that_is_not_the_best_is_told(run, tmp_path, capsys,
     assert origin.better(saved, "latest") == said
     assert origin.better(saved, "2") == origin.better(saved, "best") == ""
     if program == "grpo" and said:
-        chat._restored(saved, "latest", False)
+        chat._restored(saved, "latest", False, [])
         assert cli.main(["export", str(folder), "--to=hf", f"--out={tmp_path / 'out'}"]) == 0
         assert capsys.readouterr().err.count(said) == 2
 
