@@ -11,7 +11,7 @@ Planned by `jaxlm plan`, not measured: 22.5 hours on one H100, $61 at $2.70 an h
 Muon's own time, evaluation and checkpoints are not in that (the two make it $61.7). Final loss: not yet measured.
 
 If you do not know when you will stop: `--config.optim.schedule=wsd --config.optim.decay_fraction=.5`, and finish from any
-checkpoint by `jaxlm train RUN --branch=decay --steps=N`. `--config.phases.shrink=cpu` tries the
+checkpoint by `jaxlm train RUN --branch=decay --steps=N`. `--config.workdir=runs/shrunk --config.phases.shrink=cpu` tries the
 whole plan in a minute or two on a CPU, small.
 """
 

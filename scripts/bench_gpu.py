@@ -368,12 +368,13 @@ class Bench:
         rows = {name: self.state.get(name, []) for name in ORDER}
         peers = [row for name in ("torch", "hf") for row in rows[name] if "failed" not in row]
         peer = max(peers, key=lambda row: number(row, "tokens/s"), default=None)
+        trained = [row for name in ORDER[: ORDER.index("decode")] for row in rows[name]]
         for row in itertools.chain(*rows.values()):
             if "failed" in row:
                 say(f"{row['what']}: FAILED {row['failed']}")
                 continue
             what = row.get("what", "")
-            ours = what.startswith("jaxlm 1.04B") and "h128" not in what
+            ours = row in trained and what.startswith("jaxlm 1.04B") and "h128" not in what
             more = ratio(row, peer) if peer and ours else {}
             say("  ".join(f"{key} {value}" for key, value in (row | more).items() if key != "keys"))
 

@@ -190,7 +190,6 @@ def decode(work: dict) -> typing.Iterator[dict]:
     from jaxlm.models.decode.engine import Engine
 
     model, variables, prompt, new = decoder(work)
-    n_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(variables))
     for rows in (1, 2) if work["tiny"] else (1, 8, 64):
         engine = Engine(model, variables, rows=rows, prefix_bytes=0)
         prompts = np.random.default_rng(1).integers(3, model.config.vocab_size, (rows, prompt)).tolist()
@@ -200,8 +199,8 @@ def decode(work: dict) -> typing.Iterator[dict]:
             tokens = sum(map(len, schedule.tokens_of(engine, asks)))
             speeds.append(tokens / (time.perf_counter() - began))
         speed = statistics.median(speeds[1:])  # the first compiles
-        reads = round(n_bytes * speed / rows / 1e9, 1)
-        yield {"what": f"jaxlm 1.04B decode, {rows} rows", "tokens/s": round(speed), "GB/s of weights": reads}
+        reads = round(engine.step_bytes * speed / rows / 1e9, 1)
+        yield {"what": f"jaxlm 1.04B decode, {rows} rows", "tokens/s": round(speed), "GB/s": reads}
 
 
 def serve(work: dict) -> typing.Iterator[dict]:
@@ -245,7 +244,13 @@ def post(work: dict) -> typing.Iterator[dict]:
         "train.seq_len": length,
         "train.eval_every_steps": 0,
     }
-    rows |= {"optim.warmup_steps": 1, "checkpoint.keep_last": 1, "sample.prompts": (), "log.every_steps": 1}
+    rows |= {
+        "optim.warmup_steps": 1,
+        "checkpoint.keep_last": 1,
+        "checkpoint.keep_best": 0,
+        "sample.prompts": (),
+        "log.every_steps": 1,
+    }
     shape = TINY if tiny else {f"model.{key}": value for key, value in LARGE.items()}
     base = {"data.path": folder / "texts.jsonl", "data.chat_tokens": True, "train.steps": 2}
     jaxlm(folder, "base", "base", shape | {"model.vocab_size": vocabulary} | rows | base)

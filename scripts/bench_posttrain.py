@@ -1,7 +1,7 @@
 """Times SFT or DPO and TRL's trainers alternately, on the same model and the same examples.
 
     jaxlm export RUN --to=hf --dtype=f32 --out=HF_DIR        # RUN: an SFT run, so that it has a chat template
-    python scripts/bench_posttrain.py sft RUN HF_DIR posttraining.jsonl
+    python scripts/bench_posttrain.py sft RUN HF_DIR chats.jsonl
     python scripts/bench_posttrain.py dpo RUN HF_DIR pairs.jsonl
 
 All parameters are trained in float32. TRL's trainer runs in its own process: SFT padded, and packed; DPO padded, with the

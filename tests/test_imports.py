@@ -92,7 +92,7 @@ STARTS = [
             "grain jaxlm.data.batches.loader"
         ),
         # tensorboardX imports PyTorch where there is one: seconds of every start.
-        "commands.train.text commands.train.posttraining": (
+        "commands.train.text commands.train.posttraining commands.train.rewards": (
             "tensorboardX torch datatrove loguru duckdb resiliparse sklearn wandb"
         ),
     },

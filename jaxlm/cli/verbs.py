@@ -68,7 +68,8 @@ def _option(words: str, metavar: str, **more: object) -> dict:
 
 
 # config.program -> the module of jaxlm.commands that trains it.
-TRAINING = {"pretrain": "train.text"} | dict.fromkeys(("sft", "dpo", "reward", "ppo", "grpo"), "train.posttraining")
+TRAINING = {"pretrain": "train.text"} | dict.fromkeys(("sft", "dpo", "reward"), "train.posttraining")
+TRAINING |= dict.fromkeys(("ppo", "grpo"), "train.rewards")
 _JSON = {"--json": _flag("print JSON instead of a table")}
 _PARAMS = _text("N", "another size of CONFIG's model, in its proportions: 10M, 1.5B", None)
 _CHECKPOINT = {"--checkpoint": {"default": "latest", "help": "latest, best or a step (default: latest)"}}
@@ -83,7 +84,9 @@ _DRAWING = {
     "--top-k": _option("draw from the likeliest K tokens; 0 = off", "K", key="sample.top_k"),
     "--top-p": _option("draw from what has probability P together; 1 = off", "P", key="sample.top_p"),
 }
-_WEIGHTS = {"--weights": _option("int8: faster on a CPU, in a quarter of the memory", "KIND", key="sample.weights")}
+_WEIGHTS = {
+    "--weights": _option("int8: faster on a CPU, in a quarter of float32's memory", "KIND", key="sample.weights")
+}
 VERBS = {
     "train": Verb(
         None,

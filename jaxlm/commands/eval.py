@@ -45,7 +45,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if ask.chats:
         together(lambda: chat.template(run.tokenizer))
     place = folder / results.FOLDER / str(run.step)
-    why = "int8 weights" if config.sample.weights == "int8" else ""
+    why = "int8 weights (--weights=float is the run's own)" if config.sample.weights == "int8" else ""
     if (names or documents) and not why and (error := from_first(lambda: results.unwritable(folder, run.step))):
         why = f"{place} can't be written ({error})"
     if why and (names or documents):

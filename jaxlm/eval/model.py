@@ -105,17 +105,23 @@ def _beside(base: origin.Origin, words: Sequence[str], readers: Sequence[origin.
     if len(words) > MOST_BESIDE:
         raise ConfigError(f"{len(words)} adapters: at most {MOST_BESIDE} can be beside a model; leave some out")
     opened, home = dict[str, origin.Origin](), base.provenance["path"]
+    of_base = base.digest() if words else ""  # reads all weights
     for word in words:
         name, _, path = word.partition("=")
-        if not name or not path or name in opened:
-            raise ConfigError(f"{word!r} is no adapter: write NAME=RUN or NAME=FOLDER, each name once")
+        if not name or not path or name in (*opened, pathlib.Path(home).resolve().name):
+            raise ConfigError(
+                f"{word!r} is no adapter: write NAME=RUN or NAME=FOLDER, each name once, and not the base's own"
+            )
         folder, step = config_files.at_step(path)
         other = origin.open(folder, step or "latest", readers, merge=False)
         if not other.adapter or other.adapter.settings.kind != "lora" or other.adapter.row_ids:
             raise ConfigError(f"{path} is not LoRA alone, without rows of the embedding: serve it by itself")
-        if other.digest() != base.digest():
+        if other.adapter.settings.quantize != "none":
+            raise ConfigError(f"{path} was trained on quantised weights (QLoRA), not on those here: serve it by itself")
+        if other.digest() != of_base:
             raise ConfigError(
-                f"{path} is an adapter of another base than {home}: serve it beside its own, or by itself"
+                f"{path} is an adapter of another base than {home}, or of another step of it (--checkpoint=STEP): serve it "
+                "beside its own, or by itself"
             )
         opened[name] = other
     return opened

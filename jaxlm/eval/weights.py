@@ -21,7 +21,7 @@ from jaxlm.step.objectives.base import Batch, Variables
 from jaxlm.step.step import cast
 from jaxlm.train import origin
 
-_TOKENS = 2048  # of each source's held-out text, about
+_TOKENS = 4096  # of held-out text, about: the sources share them
 
 Figures = dict[str, tuple[float, np.ndarray]]  # source -> (bits per byte, the likeliest token at each place)
 
@@ -35,7 +35,7 @@ def restore(
         return restored
     texts = _texts(restored, config)
     measure = _measure(restored.model, config.loss.tile_tokens)
-    with jax.set_mesh(restored.mesh), working("quantising the weights"):
+    with jax.set_mesh(restored.mesh), working("quantising the weights, and measuring what that costs"):
         before = _figures(measure, restored.variables, texts, restored)
         restored = dataclasses.replace(restored, variables=quantized.in_int8(restored.model, restored.variables))
         after = _figures(measure, restored.variables, texts, restored)
@@ -46,7 +46,7 @@ def restore(
 def cost(before: Figures, after: Figures) -> str:
     """Returns a line on what other weights cost; `before` and `after` are of the same texts."""
     if not before:
-        return "int8 weights: no held-out text is here to say what they cost"
+        return "int8 weights: no held-out text is here to say what they cost; jaxlm eval RUN --text=FILE --weights=int8 does"
     bits = (f"{source} {after[source][0]:.4g} ({after[source][0] - before[source][0]:+.4f})" for source in before)
     stay = np.concatenate([before[source][1] == after[source][1] for source in before])
     return (
@@ -57,9 +57,9 @@ def cost(before: Figures, after: Figures) -> str:
 def _texts(restored: model.Restored, config: Config) -> dict[str, ValidationBatch]:
     """Returns the beginning of each source's held-out text."""
     data, length = restored.data, config.train.seq_len
-    rows = sharding.padded_rows(restored.mesh, max(1, _TOKENS // length))
-    sizes = {"seq_len": length, "batch_size": rows}
     held = [source for source, tokens in data.token_counts("val").items() if tokens > 1] if data else []
+    rows = sharding.padded_rows(restored.mesh, max(1, _TOKENS // (length * max(1, len(held)))))
+    sizes = {"seq_len": length, "batch_size": rows}
     return {
         source: next(
             validation_rows(data, source, **sizes, targets=min(rows * length, data.token_counts("val")[source] - 1))

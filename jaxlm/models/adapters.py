@@ -121,7 +121,7 @@ def stacked(parts: Sequence[tuple[Adapter, Variables]]) -> dict:
     rank = max(factor.shape[-1] for leaves in each for name, factor in leaves.items() if name.endswith("lora_a"))
     mask = np.kron(np.eye(len(parts) + 1, len(parts), -1), np.ones(rank)).astype(np.float32)
     factors = {}
-    for name, like in (item for leaves in each for item in leaves.items()):
+    for name, like in {name: leaf for leaves in each for name, leaf in leaves.items()}.items():
         axis = like.ndim - 1 if name.endswith("lora_a") else 0
         factors[name] = np.zeros((*like.shape[:axis], len(parts) * rank, *like.shape[axis + 1 :]), np.float32)
         factors[f"{name[:-1]}mask"] = mask

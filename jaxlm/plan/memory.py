@@ -132,13 +132,14 @@ class Estimator:
         return max(moments, key=lambda memory: memory.total)
 
     def _drawing(self, config: Config) -> int:
-        """The bytes for drawing a policy's answers: its weights and KV caches."""
+        """The bytes for drawing a policy's answers: its weights, KV caches, each row's bias and counts of all ids."""
         m, r, t = config.model, config.rollout, config.train
         answers = r.prompts * r.answers
         weights = (self._trained if self._all_trained else self._frozen).drawing_bytes
         slots = 1 << (t.seq_len * t.batch_size // answers - 1).bit_length()
-        cache = 2 * m.n_layers * (r.rows or answers) * slots * m.n_kv_heads * m.head_dim * self._width
-        return weights + cache // (self._ways * self._tensor)
+        rows = r.rows or answers
+        cache = 2 * m.n_layers * rows * slots * m.n_kv_heads * m.head_dim * self._width
+        return weights + cache // (self._ways * self._tensor) + 2 * rows * m.padded_vocab_size * _F32
 
     def _joined(self, m: ModelConfig) -> int:
         """The bytes of weights gathered and joined for matrix products: of one layer, or of all without remat and scan."""

@@ -225,7 +225,7 @@ class Server:
     async def _answered(self, http: HttpRequest, read: str) -> Response:
         """Answers by the method `read` of the reader of the model that is asked for."""
         body = await self._body(http)
-        name = self.name if len(self._readers) == 1 else self._known(body.get("model") or self.name)
+        name = self._asked(body)
         deadline = asyncio.get_running_loop().time() + self._limits.seconds
         make = getattr(self._readers[name], read)
         request = await asyncio.to_thread(make, body)  # a long prompt, or a grammar, takes a while
@@ -287,7 +287,8 @@ class Server:
                 flight.stop(number)
 
     async def _tokenize(self, request: HttpRequest) -> Response:
-        ids = await asyncio.to_thread(self._reader.tokenize, await self._body(request))
+        body = await self._body(request)
+        ids = await asyncio.to_thread(self._readers[self._asked(body)].tokenize, body)
         return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": self._reader.context})
 
     async def _detokenize(self, request: HttpRequest) -> Response:
@@ -307,6 +308,10 @@ class Server:
             models[name] = {"id": name, **shared, **own, "parent": self.name if name != self.name else None}
         wanted = request.path_params.get("name")
         return JSONResponse(models[self._known(wanted)] if wanted else {"object": "list", "data": [*models.values()]})
+
+    def _asked(self, body: Mapping) -> str:
+        """Returns the name of the model that a body asks for. Raises Refused as `_known`."""
+        return self.name if len(self._readers) == 1 else self._known(body.get("model") or self.name)
 
     def _known(self, name: typing.Any) -> str:
         """Returns the name of a model. Raises Refused if it is not served here."""

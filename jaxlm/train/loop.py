@@ -2,7 +2,7 @@
 
 The host never waits for the step that it has just sent to the device. It reads the metrics of step N - 1, and only
 those that a log line or a watch needs, after it has sent step N. It sends the batch of step N + 1 while step N runs.
-Only hooks, and batches computed from the state, wait for the step just sent.
+Only hooks, and batches computed from the state, wait for the step just sent; before such a batch its metrics are read.
 
 With several processes, every process runs this loop, and all must end at the same step in the same way: what a hook or a
 watch decides must follow from values that all processes share (metrics, steps), or be taken from the first process

@@ -25,7 +25,9 @@ def test_scores_of_int8_weights_are_printed_not_kept(run, capsys, tmp_path):
     for kind in ("int8", "float"):
         assert cli.main(["eval", str(run), f"--text={tmp_path / 'text.txt'}", f"--weights={kind}"]) == 0
         said = capsys.readouterr()
-        assert ("int8 weights: the results are printed, not kept" in said.err) == (kind == "int8")
+        assert ("int8 weights (--weights=float is the run's own): the results are printed, not kept" in said.err) == (
+            kind == "int8"
+        )
         assert bool(results.steps(run)) == (kind == "float")
         printed[kind] = said.out
     assert printed["int8"].splitlines()[0] == printed["float"].splitlines()[0]

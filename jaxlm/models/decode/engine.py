@@ -112,7 +112,7 @@ class Prefill:
 class Prefixes:
     """The prefix cache's index: which chunks of keys and values are kept, so that a system prompt is read once.
 
-    It maps the hash of all ids up to a chunk's end to the chunk's place in the cache; the chunk used least recently is
+    It maps the hash of an adapter and all ids up to a chunk's end to its place in the cache; the chunk used least recently is
     replaced first. `hits` is the number of tokens found.
     """
 
@@ -234,7 +234,7 @@ class Engine:
 
     @property
     def step_bytes(self) -> int:
-        """Returns how many bytes of weights and cache a step reads: every kernel, the head and every slot once."""
+        """Returns how many bytes of weights and cache a step reads: every kernel, the head and every slot once; no adapters."""
         return self._weight_bytes + _bytes(self.state.layers)
 
     def length_for(self, tokens: int) -> int:
@@ -275,7 +275,7 @@ class Engine:
         )
         prefill.done += size
         if prefill.settings.pools:
-            prefill.pooled += np.asarray(hidden_CxD[:size], np.float32).sum(axis=0)
+            prefill.pooled += np.asarray(hidden_CxD, np.float32)[:size].sum(axis=0)
         if prefill.settings.echo:
             prefill.echo.append(jax.tree.map(lambda x: x[:size], jax.device_get(logprobs)))
         elif size == self.chunk and len(prefill.prompts) == 1:
@@ -314,17 +314,22 @@ class Engine:
     ) -> Drawn:
         """Starts `steps` steps of all rows (`ring.step`); returns the tokens, still on the device. No mask allows all ids.
 
-        On one CPU, where a step takes longer the more rows it computes, the first row is computed alone while it lives alone.
+        On one CPU, where a step takes longer the more rows it computes, an engine that speculates computes the first row alone
+        while it lives alone.
         `penalised`: True if a live row has penalties, which change with every token: then `steps` must be 1.
         """
-        if self._on_cpu and self.rows > 1 and steps == 1 and mask_BxW is None and self.alone(live_B):
+        if self.speculates and self.rows > 1 and steps == 1 and mask_BxW is None and self.alone(live_B):
             return self.start_first(())
         changed = np.bool_(penalised or mask_BxW is not None)
         mask_BxW = self._open_BxW if mask_BxW is None else mask_BxW
         self.state, drawn = ring.step(self.model, self.weights, self.state, live_B, mask_BxW, changed, steps)
         if penalised:
-            self.state = ring.count(self.state, live_B)
+            self._count(live_B)
         return drawn
+
+    def _count(self, live_B: np.ndarray) -> None:
+        seen_BxV = ring.count(self.state.rows.seen_BxV, self.state.last_B, live_B)
+        self.state = self.state._replace(rows=self.state.rows._replace(seen_BxV=seen_BxV))
 
     def start_first(self, proposed: typing.Sequence[int]) -> Drawn:
         """Starts a step of the first row alone, with proposed tokens (`ring.step_first`)."""
@@ -376,10 +381,11 @@ class Engine:
                 ring.paste(prefill.staging, self._kept, np.int32(0), np.int32(0))
             for steps in {1, self.burst}:
                 self.step(idle_B, self._open_BxW, steps)
-            self.state = ring.count(self.state, idle_B)
-            self.step(np.arange(self.rows) == 0)
-            if self.speculates and (size := self.draft(()).size):
-                self.start_first([0] * size)
+            if self.speculates:
+                self.start_first([])
+                if size := self.draft(()).size:
+                    self.start_first([0] * size)
+        self._count(idle_B)
         self.resize(self.lengths[0])
 
 

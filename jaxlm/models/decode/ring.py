@@ -104,7 +104,7 @@ class State(typing.NamedTuple):
 
 
 class LogProbs(typing.NamedTuple):
-    """Log-probabilities, before temperature, bias and mask, of the chosen token and of the likeliest tokens (last axis)."""
+    """Log-probabilities, before all that a request asks for, of the chosen token and of the likeliest tokens (last axis)."""
 
     chosen: jax.Array
     top_ids: jax.Array
@@ -268,12 +268,10 @@ def step_first(model: Transformer, weights: Weights, state: State, proposed_N: j
     return state, Drawn(token_T[:, None], jnp.isfinite(logits_TxV.max(axis=-1))[:, None], None)
 
 
-@functools.partial(jax.jit, donate_argnames="state")
-def count(state: State, live_B: jax.Array) -> State:
-    """Returns the state after the newest token of each live row was counted for penalties."""
-    row_B, seen_BxV = jnp.arange(len(live_B)), state.rows.seen_BxV
-    seen_BxV = seen_BxV.at[row_B, state.last_B].add(2 * live_B.astype(jnp.int32))
-    return _settled(state._replace(rows=state.rows._replace(seen_BxV=seen_BxV)))
+@functools.partial(jax.jit, donate_argnames="seen_BxV")
+def count(seen_BxV: jax.Array, last_B: jax.Array, live_B: jax.Array) -> jax.Array:
+    """Returns `Rows.seen_BxV` after the newest token of each live row was counted for penalties."""
+    return constrain(seen_BxV.at[jnp.arange(len(live_B)), last_B].add(2 * live_B.astype(jnp.int32)), None, None)
 
 
 @functools.partial(jax.jit, static_argnames=("model",), donate_argnames="staging")
@@ -335,7 +333,7 @@ class Entry(typing.NamedTuple):
     Attributes:
       prompt: the index of its prompt among those read together.
       last, position: the prompt's last token, and its position.
-      settings: of this row alone: scalars, and the bias (V,).
+      settings: of this row alone, without the axis B.
     """
 
     row: jax.typing.ArrayLike

@@ -54,7 +54,7 @@ class Ask(Settings):
 
 
 class Token(typing.NamedTuple):
-    """A token, with log-probabilities of the model's own distribution: before temperature, bias, top-k, top-p and guide."""
+    """A token, with log-probabilities of the model's own distribution: before all that a request asks for."""
 
     id: int
     logp: float | None = None
@@ -197,7 +197,7 @@ class Scheduler:
             self.counts["prompts"] += 1
             self.counts["prompt_tokens"] += len(ask.ids)
             with self._only(run):
-                if self._batch:
+                if self._batch and not (ask.adapter or ask.echo or ask.pools):
                     self._enter(run, self._of_batch(ask.ids), self._places[ask.ids])
                 else:
                     run.prefill = self.engine.begin(ask.ids, settings=ask)
@@ -225,6 +225,8 @@ class Scheduler:
                 if run.ask.echo:
                     prompt = _echoed(run.ask, run.prefill.echo, self.engine.model.config.vocab_size)
                     self._tell_run(run, Update((), prompt=prompt))
+                if run.ask.pools and not np.isfinite(run.prefill.pooled).all():
+                    return self._end(run, "failed", why=_DIVERGED)
                 if run.ask.pools:
                     self._tell_run(run, Update((), pooled=run.prefill.pooled / run.prefill.done))
                 if run in self.runs:  # else the listener is gone
@@ -238,7 +240,7 @@ class Scheduler:
         run.prefill = None
         self._fit()
         self.engine.insert(prefill, run.row, run.ask, place)
-        if self.engine.speculates:
+        if self.engine.speculates and run.ask.plain and not run.ask.guide and run.row == 0:
             run.draft = self.engine.draft(run.ask.ids)
 
     @property
@@ -250,9 +252,9 @@ class Scheduler:
     def _proposed(self, live: list[_Run]) -> list[int]:
         """Returns tokens to propose to the first row if it lives alone, all its tokens are known, and there is room."""
         run = live[0]
-        if len(self.runs) > 1 or not run.draft or run.started != run.said or run.row or run.ask.guide:
+        if len(self.runs) > 1 or not run.draft or run.started != run.said:
             return []
-        return run.draft.propose() if run.ask.plain and run.started + run.draft.size < run.room else []
+        return run.draft.propose() if run.started + run.draft.size < run.room else []
 
     def _fit(self, steps: int = 1) -> None:
         """Makes the ring as long as the next steps need; shortens it only after PATIENCE steps."""
@@ -361,9 +363,7 @@ class Scheduler:
     def _end(self, run: _Run, ended: str, tokens: tuple[Token, ...] = (), why: str = "") -> None:
         # The row's slots in the ring stay as they are: the next prompt overwrites them, and nobody reads them before.
         self.runs.remove(run)
-        self._free = sorted(
-            [*self._free, run.row], reverse=True
-        )  # the first rows are filled first (see `Engine.start`)
+        self._free = sorted([*self._free, run.row], reverse=True)  # the first is given out first (`Engine.start`)
         self.seconds += 0.1 * (time.monotonic() - run.began - self.seconds)
         self._tell(run.ticket, Update(tokens, ended=ended, why=why))
 

@@ -150,7 +150,7 @@ class Checkpointer:
 
     Args:
       config: which checkpoints to keep; None keeps all.
-      scores: step -> score (`run.scores`); the checkpoint with the lowest score is best. The caller may add steps later.
+      scores: step -> score (`run.metrics`); the checkpoint with the lowest score is best. The caller may add steps later.
       pinned: steps that rotation never deletes.
       mirror: gets each checkpoint once it is verified, before rotation deletes it; None on all processes but the first.
       saved: called on the first process with (the step, name -> sha256 of each array, the steps that stay) of each whole save.

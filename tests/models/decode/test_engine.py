@@ -243,6 +243,33 @@ def test_rows_of_several_adapters_are_the_merged_models(overrides):
     assert np.diff(first).min() > 1e-3  # no two are alike
 
 
+def test_beside_adapters_a_row_may_live_alone_and_the_base_may_be_int8():
+    model, variables = built()
+    each = [tiny_peft.adapted(variables["params"], seed=seed, rank=2 + seed) for seed in range(2)]
+    beside = {"adapters": adapters.stacked(each)}
+    second = Settings(temperature=0.0, adapter=2)
+    merged = jax.tree.map(jnp.asarray, tiny_peft.merged(variables["params"], each[1]))
+    expected = {}
+    for name, given in {"merged": {"params": merged}, "int8": in_int8(model, variables)}.items():
+        one = engine(model, given)
+        enter(one, 0, LONG, Settings(temperature=0.0))
+        expected[name] = steps(one, 0, 8)
+    one = engine(model, variables | beside, speculate=True)
+    enter(one, 0, LONG, second)
+    assert one.alone(np.array([True, False, False]))
+    assert steps(one, 0, 8) == expected["merged"]
+    one = engine(model, in_int8(model, variables) | beside)
+    for row, settings in ((0, Settings(temperature=0.0)), (1, second)):
+        enter(one, row, LONG, settings)
+    of_rows = np.concatenate([one.step(np.array([True, True, False])).token_NxB for _ in range(8)]).T
+    assert of_rows[0].tolist() == expected["int8"] != of_rows[1].tolist()
+
+
+def in_int8(model, variables):
+    """A copy in int8, since the tree that is given is emptied."""
+    return quantized.in_int8(model, jax.tree.map(lambda x: x, variables))
+
+
 def test_a_quantised_base_is_read():
     model, variables = built()
     frozen = tiny.jit(lambda params: quantized.freeze(params, "nf4", "float32"))(variables["params"])
@@ -295,7 +322,7 @@ def test_rows_draw_by_their_own_settings():
 
 def test_a_row_that_lives_alone_is_computed_alone():
     """On a CPU a step of eight rows takes longer than one of one; every setting that it lacks brings back all rows."""
-    one = engine()
+    one = engine(speculate=True)
     enter(one, 0, SHORT, WARM)
     enter(one, 1, SHORT, WARM)
     newest = one.state.last_B[1]
