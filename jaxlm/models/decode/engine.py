@@ -381,10 +381,10 @@ class Engine:
                 ring.paste(prefill.staging, self._kept, np.int32(0), np.int32(0))
             for steps in {1, self.burst}:
                 self.step(idle_B, self._open_BxW, steps)
-            if self.speculates:
+            if self.speculates and self.rows > 1:
                 self.start_first([])
-                if size := self.draft(()).size:
-                    self.start_first([0] * size)
+            if self.speculates and (size := self.draft(()).size):
+                self.start_first([0] * size)
         self._count(idle_B)
         self.resize(self.lengths[0])
 
