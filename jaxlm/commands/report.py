@@ -4,7 +4,7 @@ import argparse
 import json
 import pathlib
 
-from jaxlm.config import Config, ConfigError
+from jaxlm.config import Config, ConfigError, config_files
 from jaxlm.host.console import say, table
 from jaxlm.report import markup, run_page, runs_page
 from jaxlm.run import differences, held_out_texts, lineage
@@ -23,7 +23,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         return _several([folder, *map(pathlib.Path, args.words)], args)
     if args.out:
         raise ConfigError("--out goes with several runs; the page of one is RUN/report.html")
-    _check(folder)
+    _check(folder, args.config)
     took = lineage.commands(pathlib.Path(args.took), config.hardware.usd_per_hour) if args.took else []
     summary = outlook.of_run(folder, config).summary(config.stop) | {"commands": took}
     if args.json:
@@ -40,15 +40,15 @@ def run(config: Config, args: argparse.Namespace) -> int:
     return 0
 
 
-def _check(folder: pathlib.Path) -> None:
+def _check(folder: pathlib.Path, word: str) -> None:
     if not (folder / "metrics.jsonl").is_file():
-        raise ConfigError(f"no run in {folder}: it has no metrics.jsonl; train first")
+        raise ConfigError(f"{config_files.no_run(folder, word)}: it has no metrics.jsonl; train first")
 
 
 def _several(folders: list[pathlib.Path], args: argparse.Namespace) -> int:
     """Writes a page with the curves of several runs over each other, what came of each, and what differs."""
     for folder in folders:
-        _check(folder)
+        _check(folder, str(folder))
     summaries, differing, texts = gather(folders)
     if args.json:
         print(json.dumps({"runs": summaries, "differing": differing, "held_out": texts}))

@@ -84,6 +84,8 @@ def _string(config: Config, args: argparse.Namespace) -> int:
                 without.setdefault(place.resolve(), f"no {what} of {place} holds it")
     for line in without.values():
         say(line)
+    if path and not matches:
+        say(f"{path} is not written: it would be empty")
     if path and matches:
         removal.write(path, matches, args.regex or raw.decode("utf-8", "replace")[:200])
         say(f"wrote {path}: {several(len(matches), 'document')}")

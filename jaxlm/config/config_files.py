@@ -63,6 +63,18 @@ def find(word: str, reads_run: bool = False) -> Found:
     raise ConfigError(f"no config file, shipped config or folder {word!r}; {_hint(word)}")
 
 
+def in_words(folder: pathlib.Path) -> str:
+    """Returns a folder as an argument for which `find` finds the folder, not a shipped config or an option."""
+    return f"./{folder}" if str(folder).startswith("-") or _config_file(str(folder)) else str(folder)
+
+
+def no_run(folder: str | pathlib.Path, word: str | None) -> str:
+    """Returns "no run in FOLDER", and how to name a run beside it that is called like the config `word`."""
+    here = pathlib.Path(word or "")
+    named = not here.is_absolute() and in_words(here) != word and (here / "metrics.jsonl").is_file()
+    return f"no run in {folder}" + f" ({word} is a shipped config; the run of that name is {in_words(here)})" * named
+
+
 def run_named(word: str | None, option: str, usage: str) -> pathlib.Path:
     """Returns the folder of the run that `word` names. Raises ConfigError if it names none, which `option` needs."""
     place = find(word) if word else None

@@ -55,7 +55,7 @@ def is_there(workdir: str) -> bool:
 def check_run(config: Config, word: str) -> None:
     """Raises ConfigError if `config.workdir` has no run or model. `word` names that folder on the command line."""
     if not is_there(config.workdir):
-        raise ConfigError(f"no run in {config.workdir}: jaxlm train {word} makes one there")
+        raise ConfigError(f"{config_files.no_run(config.workdir, word)}: jaxlm train {word} makes one there")
 
 
 def restore(
@@ -114,8 +114,13 @@ def _beside(base: origin.Origin, words: Sequence[str], readers: Sequence[origin.
             )
         folder, step = config_files.at_step(path)
         other = origin.open(folder, step or "latest", readers, merge=False)
-        if not other.adapter or other.adapter.settings.kind != "lora" or other.adapter.row_ids:
-            raise ConfigError(f"{path} is not LoRA alone, without rows of the embedding: serve it by itself")
+        if not other.adapter:
+            raise ConfigError(f"{path} is a whole model, not an adapter: serve it by itself")
+        if other.adapter.settings.kind != "lora" or other.adapter.row_ids:
+            raise ConfigError(
+                f"{path} is not LoRA alone, without rows of the embedding: serve it by itself, or train it with "
+                "--config.adapter.kind=lora --config.adapter.rows='()' --config.adapter.without_rows=True"
+            )
         if other.adapter.settings.quantize != "none":
             raise ConfigError(f"{path} was trained on quantised weights (QLoRA), not on those here: serve it by itself")
         if other.digest() != of_base:

@@ -49,9 +49,8 @@ def cost(before: Figures, after: Figures) -> str:
         return "int8 weights: no held-out text is here to say what they cost; jaxlm eval RUN --text=FILE --weights=int8 does"
     bits = (f"{source} {after[source][0]:.4g} ({after[source][0] - before[source][0]:+.4f})" for source in before)
     stay = np.concatenate([before[source][1] == after[source][1] for source in before])
-    return (
-        f"int8 weights: held-out bits per byte {', '.join(bits)}; {stay.mean():.1%} of {stay.size:,} greedy tokens stay"
-    )
+    words = f"int8 weights, on {stay.size:,} tokens of held-out text: bits per byte {', '.join(bits)}"
+    return f"{words}; {stay.mean():.1%} of greedy tokens stay"
 
 
 def _texts(restored: model.Restored, config: Config) -> dict[str, ValidationBatch]:

@@ -351,7 +351,7 @@ class Server:
             body = json.loads(raw)
             json.dumps(body, ensure_ascii=False).encode()  # no lone surrogate, which is no text
         except (ValueError, RecursionError) as error:
-            says = "it is not UTF-8, nests too deeply, or has a number of thousands of digits"
+            says = "it is not UTF-8, has half of a surrogate pair, nests too deeply, or has a number of thousands of digits"
             why = str(error) if isinstance(error, json.JSONDecodeError) else says
             raise Refused(f"the body is no JSON: {why}", code="invalid_json") from None
         if not isinstance(body, dict):
@@ -440,7 +440,9 @@ def _refusal(refused: Refused, request: HttpRequest | None = None) -> Response:
 async def _no_route(request: HttpRequest, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
     message = f"no {request.url.path} here" if status == 404 else f"{request.url.path} takes no {request.method}"
-    return _refusal(Refused(f"{message}: see /v1/models, /v1/completions, /v1/chat/completions", status))
+    return _refusal(
+        Refused(f"{message}: see /v1/models, /v1/completions, /v1/chat/completions, /v1/embeddings", status)
+    )
 
 
 def _event(content: dict[str, typing.Any]) -> dict[str, str]:

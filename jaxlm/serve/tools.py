@@ -45,6 +45,7 @@ def form_of(tokenizer: Coder) -> Form:
     begin = _THOUGHT.sub("", begin, count=1)
     if not arguments or not begin or "call0probe1" in one:
         why = "writes calls in no form that is read here: a name, then arguments as JSON" if named else "has no tools"
+        why += ", as those of Hermes, Qwen 2.5 and Llama 3 do"
         raise Refused(f"this model's chat template {why}; leave tools out", param="tools", code="no_tools")
     try:
         between, named, rest = _said(tokenizer, "probe1", "probe2").partition("probe2")

@@ -96,8 +96,7 @@ def _first(book: dict) -> int:
 
 def next_command(program: str, folder: pathlib.Path) -> str:
     """Returns the next command to try after a complete run of a program, or an interrupted one ("")."""
-    name = f"./{folder}" if str(folder).startswith("-") else str(folder)
-    return _NEXT.get(program, "jaxlm chat {}").format(shlex.quote(name))
+    return _NEXT.get(program, "jaxlm chat {}").format(shlex.quote(config_files.in_words(folder)))
 
 
 # The metrics of the report's curves.

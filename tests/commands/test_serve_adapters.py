@@ -94,7 +94,7 @@ def test_three_adapters_in_one_batch_are_three_servers(home):
     [
         (["strange"], "strange is an adapter of another base than"),
         (["rows"], "rows is not LoRA alone, without rows of the embedding"),
-        (["other"], "other is not LoRA alone"),
+        (["other"], "other is a whole model, not an adapter"),
         (["thin"] * 9, "9 adapters: at most 8 can be beside a model"),
         (["thin", "thin"], "each name once"),
         (["nosuch"], "no folder"),

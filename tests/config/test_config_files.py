@@ -1,6 +1,7 @@
 """What a word on the command line names, and a run's config.json back as its config."""
 
 import json
+import pathlib
 
 import pytest
 
@@ -132,3 +133,15 @@ def test_an_old_run_has_the_defaults_of_newer_keys(tmp_path):
     del saved["log"]["wandb"], saved["prepare"]["sources"]["prose"]["exclude"]
     (tmp_path / "config.json").write_text(json.dumps(saved))
     assert config.resolve(config_files.from_run(tmp_path / "config.json")) == c
+
+
+def test_a_run_that_is_called_like_a_config_is_named_so_that_it_is_found(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("sft").mkdir()
+    assert config_files.no_run("runs/sft", "sft") == "no run in runs/sft"
+    for name in ("metrics.jsonl", "config.json"):
+        pathlib.Path("sft", name).write_text("{}")
+    assert config_files.find("sft").kind == "config"
+    assert config_files.in_words(pathlib.Path("sft")) == "./sft"
+    assert config_files.in_words(pathlib.Path("runs/sft")) == "runs/sft"
+    assert config_files.no_run("runs/sft", "sft").endswith("(sft is a shipped config; the run of that name is ./sft)")
