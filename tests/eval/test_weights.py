@@ -18,7 +18,7 @@ def test_what_int8_costs_is_said_by_source(run, capsys):
     assert cli.main(["sample", str(run), "the", "--weights=int8", "--max-new-tokens=4"]) == 0
     line = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("int8 weights"))
     assert re.fullmatch(
-        r"int8 weights, on \d+ tokens of held-out text: bits per byte .+; [\d.]+% of greedy tokens stay", line
+        r"int8 weights, on [\d,]+ tokens of held-out text: bits per byte .+; [\d.]+% of greedy tokens stay", line
     )
 
 
