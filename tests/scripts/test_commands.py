@@ -42,7 +42,7 @@ PARSED = {
     r"jaxlm plan domain_7b": "compiles for a mesh, minutes",
     r"jaxlm (prepare|tokenize) configs/data/gpuburnout.py": "reads the hub",
     r"jaxlm tune": "minutes",
-    r"jaxlm serve \S+( --(port|rows)=\d+| \w+=\S+)*$|jaxlm arena RUN_A|jaxlm arena runs": PEOPLE,
+    r"jaxlm serve \S+( --(port|rows|weights)=\w+| \w+=\S+)*$|jaxlm arena RUN_A|jaxlm arena runs": PEOPLE,
     r"scripts/story.sh": "minutes; pytest -m recipe runs all of it, small",
     r"python scripts/hub_layout": "files of questions, of which there are none; tests/tiny_eval.py lays some out",
     r"python scripts/check_install": "installs, minutes for each Python",
