@@ -39,7 +39,6 @@ commit, the card and its power limit, and the settings that passed to docs/perfo
 
 import argparse
 import contextlib
-import itertools
 import json
 import math
 import os
@@ -53,8 +52,8 @@ import time
 import types
 import typing
 
-ORDER = ("attention", "sweep", "jaxlm", "torch", "hf", "h128", "3b", "accumulate", "muon", "flags", "fp8")
-ORDER += ("decode", "serve", "sft", "grpo")
+PRETRAINING = ("attention", "sweep", "jaxlm", "torch", "hf", "h128", "3b", "accumulate", "muon", "flags", "fp8")
+ORDER = (*PRETRAINING, "decode", "serve", "sft", "grpo")
 # What a section's part plans for; one that compiles for long may take SLACK more. Neither goes beyond --minutes.
 SECONDS = dict.fromkeys(ORDER, 100.0) | {
     "attention": 60.0,
@@ -368,13 +367,13 @@ class Bench:
         rows = {name: self.state.get(name, []) for name in ORDER}
         peers = [row for name in ("torch", "hf") for row in rows[name] if "failed" not in row]
         peer = max(peers, key=lambda row: number(row, "tokens/s"), default=None)
-        trained = [row for name in ORDER[: ORDER.index("decode")] for row in rows[name]]
-        for row in itertools.chain(*rows.values()):
+        pairs = [(name, row) for name in ORDER for row in rows[name]]
+        for section, row in pairs:
             if "failed" in row:
                 say(f"{row['what']}: FAILED {row['failed']}")
                 continue
             what = row.get("what", "")
-            ours = row in trained and what.startswith("jaxlm 1.04B") and "h128" not in what
+            ours = section in PRETRAINING and what.startswith("jaxlm 1.04B") and "h128" not in what
             more = ratio(row, peer) if peer and ours else {}
             say("  ".join(f"{key} {value}" for key, value in (row | more).items() if key != "keys"))
 

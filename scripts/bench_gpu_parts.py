@@ -35,7 +35,6 @@ from jaxlm.plan import flops, lower
 
 FUSED = ("cudnn", "cudnn_packed", "tokamax", "pallas")
 ROWS = "train.microbatch_size"
-LARGE = {"n_layers": 16, "d_model": 2048, "n_heads": 32, "n_kv_heads": 8, "d_ff": 8192}  # configs/gpuburnout_1b.py
 TINY = {
     "model.n_layers": 2,
     "model.d_model": 64,
@@ -251,7 +250,9 @@ def post(work: dict) -> typing.Iterator[dict]:
         "sample.prompts": (),
         "log.every_steps": 1,
     }
-    shape = TINY if tiny else {f"model.{key}": value for key, value in LARGE.items()}
+    large = config_files.load("gpuburnout_1b", []).model
+    shape = {f"model.{key}": large[key] for key in ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff")}
+    shape = TINY if tiny else shape
     base = {"data.path": folder / "texts.jsonl", "data.chat_tokens": True, "train.steps": 2}
     jaxlm(folder, "base", "base", shape | {"model.vocab_size": vocabulary} | rows | base)
     learn = {"origin": folder / "base", "train.steps": 4 if tiny else 30, "replay.share": 0.0}

@@ -15,15 +15,7 @@ _ROWS = 32  # prompts that are continued at once, at most
 
 
 def greedy(max_new_tokens: int) -> SampleConfig:
-    never = {
-        "prompts": (),
-        "every_steps": 0,
-        "at_steps": (),
-        "also_greedy": False,
-        "chat_template": False,
-        "weights": "float",
-    }
-    return SampleConfig(**never, max_new_tokens=max_new_tokens, temperature=0.0, top_k=0, top_p=1.0)
+    return SampleConfig(max_new_tokens=max_new_tokens, temperature=0.0, top_k=0, top_p=1.0)
 
 
 def complete(
