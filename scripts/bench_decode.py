@@ -3,7 +3,7 @@
 The default is the 32M Llama (8 layers, d 512, 8/4 heads, SwiGLU 1408, vocabulary 16,384, tied) in float32 on the CPU,
 greedy, 8 prompts of 32 tokens with 256 new tokens each. The peer is transformers' `generate` with its cache, on the same
 weights in the same process; its runs alternate with ours, so that both meet the same noise, and its tokens are compared
-with ours. Any key of configs/base.py can be set: `--set=model.dtype=bfloat16`. `--smallest` runs everything on a tiny
+with ours. `--weights=int8` quantises ours. Any key of configs/base.py can be set: `--set=model.dtype=bfloat16`. `--smallest` runs everything on a tiny
 model, in seconds.
 """
 
@@ -21,6 +21,7 @@ from jaxlm import models
 from jaxlm.config import Config, ModelConfig, resolve
 from jaxlm.config.config_files import apply_override
 from jaxlm.configs import base
+from jaxlm.models import quantized
 from jaxlm.models.decode import generate, schedule
 from jaxlm.models.decode.engine import Engine
 from jaxlm.models.transformer import Transformer
@@ -101,6 +102,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=32, help="tokens of each prompt")
     parser.add_argument("--new", type=int, default=256, help="new tokens of each row")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--weights", choices=["float", "int8"], default="float", help="of jaxlm's model")
     parser.add_argument("--threads", type=int, default=2, help="of PyTorch")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--smallest", action="store_true", help="a tiny model, two tokens: to see that it works")
@@ -113,7 +115,10 @@ def main() -> None:
     model = models.build(config.model, "xla")
     params = random_params(model, 0)
     prompts = np.random.default_rng(1).integers(3, config.model.vocab_size, (args.batch, args.prompt)).tolist()
-    engine = Engine(model, {"params": params}, prefix_bytes=0)
+    variables = {"params": params}
+    if args.weights == "int8":
+        variables = quantized.in_int8(model, {"params": random_params(model, 0)})  # takes what it is given
+    engine = Engine(model, variables, prefix_bytes=0)
 
     def run() -> list[list[int]]:
         drawn = schedule.tokens_of(engine, generate.asks(prompts, config.sample))

@@ -163,7 +163,7 @@ class Engine:
 
     Args:
       chunk: tokens of a prompt that are read at once.
-      shortest: the ring's shortest length, rounded up to whole chunks.
+      shortest: the ring has at least so many places, rounded up.
       prefix_bytes: the size of the prefix cache, allocated at the start; at most that of the weights; 0 for none.
       burst: see below.
       speculate: True to propose tokens to a row that lives alone (see `drafts`), on one CPU.
@@ -190,9 +190,7 @@ class Engine:
         self.model, self.rows = model, rows
         self.chunk = chunk or (32 if self._on_cpu else 256)
         self.burst = burst or (1 if self._on_cpu else 8)
-        self.lengths = [-(-shortest // self.chunk) * self.chunk]  # a multiple, so that a prompt's last chunk fits
-        while self.lengths[-1] < model.config.max_seq_len:
-            self.lengths.append(2 * self.lengths[-1])
+        self._shortest = max(shortest, self.chunk)
         self.prefixes = Prefixes(0, self.chunk)
         self.load(variables)
         places = self._places(min(prefix_bytes, self._weight_bytes))
@@ -206,13 +204,27 @@ class Engine:
         of_one = 2 * c.n_layers * c.n_kv_heads * c.head_dim * self.chunk * jax.numpy.dtype(c.dtype).itemsize
         return min(most_bytes // of_one, 8 * self.rows * -(-c.max_seq_len // self.chunk))
 
-    def reset(self, rows: int = 0) -> None:
-        """Restores the initial state, with other `rows` if given: no row is live, and earlier requests change no result."""
+    def reset(self, rows: int = 0, places: int = 0) -> None:
+        """Restores the initial state: no row is live, and earlier requests change no result.
+
+        `rows`: others than before, if given. `places`: of a row, prompt and new tokens, at most; 0 for the context.
+        """
         self.prefixes.clear()
         self.rows = rows or self.rows
+        self.lengths = self._lengths(min(places, self.model.config.max_seq_len) or self.model.config.max_seq_len)
         self._plain_B = np.ones(self.rows, bool)  # see `Settings.plain`
         self._open_BxW = np.full((self.rows, -(-self.model.config.vocab_size // 32)), 2**32 - 1, np.uint32)
         self.state = ring.empty(self.model, self.rows, self.lengths[0])
+
+    def _lengths(self, places: int) -> list[int]:
+        """Returns the ring's lengths: `places` rounded up, and its halves down to the shortest."""
+        # Multiples of a chunk, so that a prompt's last chunk fits, and few, since each compiles a program.
+        places = max(places, self._shortest)
+        step = max(self.chunk, power_of_two(places) // 8)
+        lengths = [-(-places // step) * step]
+        while lengths[0] >= 2 * self._shortest:
+            lengths.insert(0, -(-lengths[0] // (2 * self.chunk)) * self.chunk)
+        return lengths
 
     def load(self, variables: dict) -> None:
         """Takes other variables of the same shapes, without compiling again. Live rows continue with the new variables."""
@@ -248,9 +260,10 @@ class Engine:
 
     def resize(self, slots: int) -> None:
         """Changes the ring's length; requests continue. The tokens of live rows, and the next to be written, must fit."""
-        while self.slots != slots:
-            place = self.lengths.index(self.slots)
-            self.state = ring.resized(self.state, self.lengths[place + (1 if slots > self.slots else -1)])
+        here, there = self.lengths.index(self.slots), self.lengths.index(slots)
+        way = self.lengths[here + 1 : there + 1] or self.lengths[there:here][::-1]
+        for length in way:
+            self.state = ring.resized(self.state, length)
 
     def begin(self, *prompts: typing.Sequence[int], settings: Settings = Settings()) -> Prefill:
         """Returns the Prefill to read prompts together. A single one skips chunks in the prefix cache, if no more is wanted."""
