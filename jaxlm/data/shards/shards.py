@@ -247,6 +247,10 @@ class DataDir:
 
     def tokenizer(self) -> coders.Coder:
         """Returns the tokenizer that encoded the texts. Raises DamagedData if one of its files differs from the manifest."""
+        return self._tokenizer
+
+    @functools.cached_property
+    def _tokenizer(self) -> coders.Coder:
         names = coders.names(entry["file"] for entry in self.manifest["files"])
         if not {coders.JSON, coders.MODEL} & set(names):
             names.append(coders.MODEL)  # `content` says that it is not listed

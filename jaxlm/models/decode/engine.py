@@ -190,7 +190,7 @@ class Engine:
         self.model, self.rows = model, rows
         self.chunk = chunk or (32 if self._on_cpu else 256)
         self.burst = burst or (1 if self._on_cpu else 8)
-        self._shortest = max(shortest, self.chunk)
+        self._shortest = -(-shortest // self.chunk) * self.chunk
         self.prefixes = Prefixes(0, self.chunk)
         self.load(variables)
         places = self._places(min(prefix_bytes, self._weight_bytes))
@@ -217,14 +217,13 @@ class Engine:
         self.state = ring.empty(self.model, self.rows, self.lengths[0])
 
     def _lengths(self, places: int) -> list[int]:
-        """Returns the ring's lengths: `places` rounded up, and its halves down to the shortest."""
+        """Returns the ring's lengths: doublings of the shortest up to half of the last, which is `places` rounded up."""
         # Multiples of a chunk, so that a prompt's last chunk fits, and few, since each compiles a program.
-        places = max(places, self._shortest)
         step = max(self.chunk, power_of_two(places) // 8)
-        lengths = [-(-places // step) * step]
-        while lengths[0] >= 2 * self._shortest:
-            lengths.insert(0, -(-lengths[0] // (2 * self.chunk)) * self.chunk)
-        return lengths
+        last, lengths = -(-max(places, self._shortest) // step) * step, [self._shortest]
+        while 2 * lengths[-1] <= last:
+            lengths.append(2 * lengths[-1])
+        return [*lengths[:-1], last]
 
     def load(self, variables: dict) -> None:
         """Takes other variables of the same shapes, without compiling again. Live rows continue with the new variables."""
