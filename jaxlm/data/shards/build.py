@@ -279,7 +279,7 @@ def _build(
             splits, texts[name] = _write_source(root, name, batches, coder, settings, tell)
         if not paths:
             documents[name].shuffle.close()
-        stats = dataclasses.asdict(documents[name].stats)
+        stats = dict(vars(documents[name].stats))  # Python 3.11's `asdict` spoils a Counter
         entries[name] = {"spec": source.spec, "read": stats, **splits}
         n_bytes, n_tokens = (splits["train"][key] + splits["val"][key] for key in ("bytes", "tokens"))
         odd = _odd_share(splits["val"]["tokens"], n_tokens, settings.val_fraction)

@@ -139,6 +139,18 @@ def test_duplicates_fall_on_one_side(tmp_path, make_document):
     assert not train & val
 
 
+def test_records_without_text_are_counted_in_the_manifest(tmp_path, make_document):
+    rows = [{"text": make_document("a", i)} for i in range(40)]
+    lines = [*map(json.dumps, [{"text": ""}, *rows, {"other": 1}]), "no JSON"]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    source = build.Source("a", str(tmp_path / "a.jsonl"), 1)
+    settings = build.BuildSettings(vocab_size=300, chat_tokens=False, val_fraction=0.2)
+    data = build.build_data(tmp_path / "data", [source], settings, log=str)
+    read = data.manifest["sources"]["a"]["read"]
+    assert read["documents"] == 40
+    assert sum(read["skipped"].values()) == 3
+
+
 def sources_of(**texts_of):
     """Sources read from lists."""
     listed = [build.Source(name, "made", 1) for name in texts_of]
