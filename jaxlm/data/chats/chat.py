@@ -230,12 +230,16 @@ class Writer:
         return self._plain(messages=messages, tools=tools, documents=None, add_generation_prompt=reply, **self._named)
 
     def either(self, messages: Messages, write: Callable[[Messages], T]) -> T:
-        """Returns `write(guarded messages)`, with calls' arguments as objects, or as given if the template refuses objects."""
+        """Returns `write(guarded messages)` in the first form that the template takes.
+
+        Calls' arguments as objects; as given; with "" where a message has no content, which few templates without tools take.
+        """
         called, plain = ([_ready(m, called) if len(m) > 2 else m for m in messages] for called in (True, False))
-        if called != plain:
+        *others, last = [key for key, _ in itertools.groupby((called, plain, [{"content": "", **m} for m in plain]))]
+        for form in others:
             with contextlib.suppress(ConfigError):
-                return write(self.sound(called))
-        return write(self.sound(plain))
+                return write(self.sound(form))
+        return write(self.sound(last))
 
     def written(
         self, messages: Messages, tools: Tools, trained: Collection[int] | None = None, last: bool = False

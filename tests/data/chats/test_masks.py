@@ -9,7 +9,7 @@ import tiny_hf
 from jaxlm.config import CHAT_TOKENS, ConfigError
 from jaxlm.data.chats import chat, examples, masks
 from jaxlm.data.chats.examples import Chat
-from jaxlm.data.chats.records import Place
+from jaxlm.data.chats.records import Absent, Place
 from jaxlm.data.tokenizer import coder
 from jaxlm.data.tokenizer.train import train_tokenizer
 
@@ -200,10 +200,11 @@ def test_arguments_stay_text_where_the_template_wants_text(tmp_path):
     assert said(tokenizer, found) == ['{"a": 1}<|im_end|>']
 
 
-def test_what_the_template_writes_nowhere_is_told(ours, tmp_path):
+@pytest.mark.parametrize("content", ["", Absent()])
+def test_what_the_template_writes_nowhere_is_told(ours, tmp_path, content):
     """What ours refuses too."""
     asked, answered = (talk(turns).messages for turns in ([("user", "x")], [("tool", "y"), ("assistant", "z")]))
-    one = Chat((*asked, CALL, *answered), Place("a", 1), tools=[{"name": "on"}])
+    one = Chat((*asked, CALL | {"content": content}, *answered), Place("a", 1), tools=[{"name": "on"}])
     assert masks.masked(ours, [one]) == [masks.Unmasked("", ("tool", "tool_calls", "tools"))]
     tokenizer = theirs(tmp_path, CALLS)
     assert masks.masked(tokenizer, [one]) == [masks.Unmasked("", ("tools",))]
