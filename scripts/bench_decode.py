@@ -3,8 +3,8 @@
 The default is the 32M Llama (8 layers, d 512, 8/4 heads, SwiGLU 1408, vocabulary 16,384, tied) in float32 on the CPU,
 greedy, 8 prompts of 32 tokens with 256 new tokens each. The peer is transformers' `generate` with its cache, on the same
 weights in the same process; its runs alternate with ours, so that both meet the same noise, and its tokens are compared
-with ours. `--weights=int8` quantises ours. Any key of configs/base.py can be set: `--set=model.dtype=bfloat16`. `--smallest` runs everything on a tiny
-model, in seconds.
+with ours. `--weights=int8` quantises ours. Any key of configs/base.py can be set: `--set=model.dtype=bfloat16`.
+`--smallest` runs everything on a tiny model, in seconds.
 """
 
 import argparse
