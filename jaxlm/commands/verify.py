@@ -61,7 +61,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     last = max(ends, default=0)
     if last <= (first := min(begins, default=last)):
         why = f"{folder} has {'saved' if args.until_digest else 'logged'} no step yet"
-        raise ConfigError(lost and f"{lost}, and no later one from which steps could be replayed is left" or why)
+        raise ConfigError((lost and f"{lost}, and no later one from which steps could be replayed is left") or why)
     if lost:
         print(f"{lost}: steps 1 to {first} can't be replayed, later ones can")
     begin = max(step for step in begins if step <= max(last - steps, first))
