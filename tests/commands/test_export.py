@@ -222,6 +222,7 @@ def hub(monkeypatch, tmp_path):
     with tiny_hub.started() as made:
         monkeypatch.setattr(constants, "ENDPOINT", made.url)
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # a benchmark of an earlier test may have set it
         monkeypatch.setenv("HF_TOKEN", tiny_hub.TOKEN)
         yield made
 
