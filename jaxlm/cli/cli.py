@@ -404,12 +404,13 @@ def _parse(name: str, verb: Verb, rest: list[str], workdir: str, needs_all: bool
         required = needs_all and arguments.get("required", False)
         parser.add_argument(option, **{k: v for k, v in arguments.items() if k != "key"} | {"required": required})
     args, unknown = parser.parse_known_intermixed_args(rest, argparse.Namespace(target=None))
+    args.others_checkpoint = getattr(args, "checkpoint", None)
     unknown = [word for word in getattr(args, "words", ()) if word.startswith("--")] or unknown  # "--promt=50% off"
     target, step = config_files.at_step(args.target or "")
-    if verb.at_step:
-        args.step = step
-    if verb.at_step or (args.target and not step):
-        args.target = target
+    if step and verb.takes_step and _is_something(target):
+        args.target, args.checkpoint = target, step
+    elif not step:
+        args.target = target or None
     if verb.rest and args.target and (args.config or workdir) and not _is_something(args.target):
         args.target, args.words = None, [args.target, *args.words]  # the run is named already: this is a prompt
     if args.target and "=" in args.target and not os.path.exists(args.target):

@@ -23,7 +23,6 @@ class Verb:
       rest, rest_help: the name of further plain arguments in the help, "PROMPT", and their help; stored in `args.words`.
       others: the name of plain arguments that are no config, "CONTESTANT"; stored in `args.words`, and the config is
         `base`, or that of --config.
-      at_step: True if a run may be named as RUN@STEP; the step of the first run is stored in `args.step`.
       second: the name of a second plain argument in the help, "RUN_B"; stored in `args.other`.
       folder: the module of jaxlm.commands whose `config(args, overrides)` makes a config for a folder of documents; or "".
       models: "also" if the command takes a Hugging Face model's folder besides a run's, "only" if it takes no run; or "".
@@ -42,13 +41,17 @@ class Verb:
     rest: str = ""
     rest_help: str = "a text to continue; without one, those of the config"
     others: str = ""
-    at_step: bool = False
     second: str = ""
     folder: str = ""
     models: Literal["", "also", "only"] = ""
     takes_data: bool = False
     sweeps: bool = False
     stands_in: tuple[str, str] = ("", "")
+
+    @property
+    def takes_step(self) -> bool:
+        """True if RUN@STEP is short for RUN --checkpoint=STEP."""
+        return self.reads_run and self.options.get("--checkpoint", {}).get("default") == "latest"
 
 
 def _text(metavar: str, words: str, default: str | None = "") -> dict:
@@ -72,7 +75,7 @@ TRAINING = {"pretrain": "train.text"} | dict.fromkeys(("sft", "dpo", "reward"), 
 TRAINING |= dict.fromkeys(("ppo", "grpo"), "train.rewards")
 _JSON = {"--json": _flag("print JSON instead of a table")}
 _PARAMS = _text("N", "another size of CONFIG's model, in its proportions: 10M, 1.5B", None)
-_CHECKPOINT = {"--checkpoint": {"default": "latest", "help": "latest, best or a step (default: latest)"}}
+_CHECKPOINT = {"--checkpoint": {"default": "latest", "help": "latest, best or a step, also RUN@STEP (default: latest)"}}
 _BRANCH = {
     "--branch": _option("finish RUN in a folder of its own, RUN-decay-STEP", "decay", choices=["decay"]),
     "--steps": _number("of --branch: let the learning rate fall to 0 in N steps"),
@@ -226,7 +229,6 @@ VERBS = {
         reads_run=True,
         rest="RUN_B",
         rest_help="another model that hears the same, also RUN@STEP; or NAME=ADAPTER",
-        at_step=True,
         keys=("sample",),
         models="also",
     ),

@@ -3,17 +3,17 @@
 import argparse
 import dataclasses
 import functools
-import os
 import pathlib
 import shutil
 
 import jax
 
 from jaxlm import models
-from jaxlm.commands.import_hf import write
+from jaxlm.commands.import_hf import becoming, write
 from jaxlm.config import Config, ConfigError, config_files
 from jaxlm.data.batches.open import open_mixture
 from jaxlm.data.shards import vocabulary
+from jaxlm.devices import tree
 from jaxlm.devices.processes import say, together
 from jaxlm.eval import held_out, model
 from jaxlm.host.console import print_table
@@ -51,25 +51,23 @@ def run(config: Config, args: argparse.Namespace) -> int:
     averages |= {_IN_TRAINING: moving} if moving else {}
     measured = {f"step {step}": part for step, part in parts.items()} | averages
     evaluate = _evaluator(latest, config)
-    rows = []
-    with jax.set_mesh(latest.mesh):
+    rows, out = [], folder / config_files.AVERAGE
+    with becoming(out, 4 * tree.count(abstract), str(out)) as part, jax.set_mesh(latest.mesh):
         for name, weights in measured.items():
             losses = evaluate({"params": weights.params(abstract, shardings)})
             row = {"checkpoint": name, "parts": len(ways.get(name, "1"))}
             rows.append(row | {_CHOOSES: losses["val/even"], "loss": losses["val/odd"]})
-    by_loss = sorted(rows, key=lambda row: row[_CHOOSES])
-    best = next(row for row in by_loss if row["checkpoint"] in ways)
-    alone = next(row for row in by_loss if row["checkpoint"] not in ways)
-    name = best["checkpoint"]
-    made = f"{name}, of the steps {', '.join(map(str, ways[name]))}"
-    _write(config, folder, averages[name], functools.partial(averages[name].params, abstract, shardings), made)
+        by_loss = sorted(rows, key=lambda row: row[_CHOOSES])
+        best = next(row for row in by_loss if row["checkpoint"] in ways)
+        alone = next(row for row in by_loss if row["checkpoint"] not in ways)
+        name = best["checkpoint"]
+        made = f"{name}, of the steps {', '.join(map(str, ways[name]))}"
+        _write(config, part, averages[name], functools.partial(averages[name].params, abstract, shardings), made)
+        together(lambda: shutil.rmtree(out, ignore_errors=True), first_only=True)  # an earlier average
     if jax.process_index() == 0:
         print_table(rows, args.json)
     worse = best["loss"] > alone["loss"]
-    say(
-        f"wrote {folder / config_files.AVERAGE}: {made}"
-        + f"; it is worse than {alone['checkpoint']} alone ({alone['loss']:.4g})" * worse
-    )
+    say(f"wrote {out}: {made}" + f"; it is worse than {alone['checkpoint']} alone ({alone['loss']:.4g})" * worse)
     better = f" --checkpoint={alone['checkpoint'].split()[-1]}" if worse else f"@{config_files.AVERAGE}"
     say(f"next: jaxlm eval {folder}{better}")
     return 0
@@ -128,17 +126,12 @@ def _evaluator(run: model.Restored, config: Config) -> held_out.Evaluator:
     raise ConfigError(f"{config.workdir} has no held-out text to measure averages by")
 
 
-def _write(config: Config, folder: pathlib.Path, average: origin.Origin, params, how: str) -> None:
-    """Writes the run in RUN/average, in place of an earlier one."""
-    out, part = folder / config_files.AVERAGE, folder / f".{config_files.AVERAGE}.part"
+def _write(config: Config, part: pathlib.Path, average: origin.Origin, params, how: str) -> None:
+    """Writes the run that becomes RUN/average into the folder `part`."""
+    folder = pathlib.Path(config.workdir)
     data = dataclasses.replace(config.data, dir=str(pathlib.Path(config.data.dir).resolve()))
-    made = dataclasses.replace(config, workdir=str(out), origin=str(folder.resolve()), origin_state=False, data=data)
-    together(lambda: shutil.rmtree(part, ignore_errors=True), first_only=True)
+    out = str(folder / config_files.AVERAGE)
+    made = dataclasses.replace(config, workdir=out, origin=str(folder.resolve()), origin_state=False, data=data)
     saving.save_weights(part / "checkpoints", params, redact(dataclasses.asdict(made)))
-
-    def finish() -> None:
-        write(made, average.tokenizer(), part, f"the average of {folder.resolve()}: {how}")
-        shutil.rmtree(out, ignore_errors=True)
-        os.rename(part, out)
-
-    together(finish, first_only=True)
+    why = f"the average of {folder.resolve()}: {how}"
+    together(lambda: write(made, average.tokenizer(), part, why), first_only=True)

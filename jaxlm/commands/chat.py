@@ -25,7 +25,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     """Talks until ctrl-D, /quit or the end of standard input; returns 2 if a line of a file could not be answered, else 0."""
     if config.distributed.num_processes > 1:
         raise ConfigError("jaxlm chat runs in one process: start it without distributed.num_processes")
-    chosen = [(config, args.step or args.checkpoint)]
+    chosen = [(config, args.checkpoint)]
     model.check_run(config, args.config)
     named = [word for word in args.words if "=" in word and not os.path.exists(config_files.at_step(word)[0])]
     for word in filter(lambda word: word not in named, args.words):
@@ -33,7 +33,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         own = [override for override in args.overrides if not override.startswith("workdir=")]
         other = config_lib.resolve(inherit.of_folder(folder, own))
         model.check_run(other, folder)
-        chosen.append((other, step or args.checkpoint))
+        chosen.append((other, step or args.others_checkpoint))
     terminal = Terminal()
     names = _names([(other.workdir, checkpoint) for other, checkpoint in chosen])
     restored = [_restored(*one, args.plain, [] if number else named) for number, one in enumerate(chosen)]

@@ -27,6 +27,10 @@ def run(config: Config, args: argparse.Namespace) -> int:
     """Prints a table of a checkpoint's scores, and writes them to RUN/eval/STEP."""
     model.check_run(config, args.config)
     folder = pathlib.Path(config.workdir)
+    if (
+        "sample.weights=int8" not in args.overrides
+    ):  # the run's own key is for its texts; its scores are those of its weights
+        config = dataclasses.replace(config, sample=dataclasses.replace(config.sample, weights="float"))
     if args.limit < 0:
         raise ConfigError(f"--limit={args.limit}: how many questions of each task; 0 = all")
     if args.limit and args.text:
@@ -45,7 +49,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if ask.chats:
         together(lambda: chat.template(run.tokenizer))
     place = folder / results.FOLDER / str(run.step)
-    why = "int8 weights (--weights=float is the run's own)" if config.sample.weights == "int8" else ""
+    why = "int8 weights (without --weights=int8 the run's own)" if config.sample.weights == "int8" else ""
     if (names or documents) and not why and (error := from_first(lambda: results.unwritable(folder, run.step))):
         why = f"{place} can't be written ({error})"
     if why and (names or documents):

@@ -31,9 +31,6 @@ def run(config: Config, args: argparse.Namespace) -> int:
     (dtype, more), out = export.dtypes_of(args.to, args.dtype), pathlib.Path(args.out).expanduser().absolute()
     export.refuse(out, args.to)
     _check_flags(args)
-    if more or args.to == "gguf":
-        gguf.architecture(config.model)
-        gguf.package()
     hf_config.content(config.model)
     jax.config.update("jax_platforms", "cpu")  # leaves a GPU of this machine to others
     model = origin.open(config.workdir, args.checkpoint, peft.READERS, merge=args.to != "peft")
@@ -41,6 +38,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if line := origin.better(config, args.checkpoint):
         say(line)
     source, facts = _source(config, model, args, [dtype, *more] if args.to == "gguf" else more)
+    export.check_source(source, args.to, more)
     if args.push:
         hub.prepare(args.push, args.to, args.public)
     done = export.export(source, args.to, dtype, out, more)

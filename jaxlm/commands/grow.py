@@ -55,7 +55,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     on_host = dataclasses.replace(config.optim, offload=False)
     built = dataclasses.replace(config, model=settle.to_read(config.model, jax.devices()[0].platform), optim=on_host)
     larger = parts.make(built, mesh, lm.make)
-    with becoming(out, (12 if carries else 4) * count_params(config.model), "--config.workdir") as part:
+    with becoming(out, (12 if carries else 4) * count_params(config.model), f"--config.workdir={out}") as part:
         saving.save_weights(
             part / "checkpoints",
             lambda: _params(larger, opened),

@@ -55,7 +55,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     made = dataclasses.replace(config, workdir=str(out), origin=str(folder.resolve()), data=data)
     open_ = {"train": dataclasses.replace(config.train, microbatch_size=0)}  # derived again when the run is trained
     made = dataclasses.replace(made, **open_, eval=dataclasses.replace(config.eval, batch_size=0))
-    with becoming(out, hf_folder.size(folder), "--out") as part:
+    with becoming(out, hf_folder.size(folder), f"--out={out}") as part:
         saving.save_weights(
             part / "checkpoints", lambda: opened.params(abstract, shardings), redact(dataclasses.asdict(made))
         )
@@ -92,15 +92,18 @@ def check_new(out: pathlib.Path, flag: str) -> None:
 
 
 @contextlib.contextmanager
-def becoming(out: pathlib.Path, needed: int, flag: str) -> Iterator[pathlib.Path]:
-    """Yields a new folder next to `out`, if the disk has room; renames it to `out` if the block succeeds, else deletes it."""
+def becoming(out: pathlib.Path, needed: int, name: str) -> Iterator[pathlib.Path]:
+    """Yields a new folder next to `out`, if the disk has room; renames it to `out` if the block succeeds, else deletes it.
+
+    `name`: the folder in the refusal.
+    """
     part = out.with_name(f".{out.name}.importing")
 
     def begin() -> None:
         shutil.rmtree(part, ignore_errors=True)  # of an import that was killed
         part.mkdir(parents=True)
         if needed > (free := shutil.disk_usage(part).free):
-            raise RunError(f"{flag}={out} needs about {size(needed)}, and {size(free)} are free there: free some room")
+            raise RunError(f"{name} needs about {size(needed)}, and {size(free)} are free there: free some room")
 
     try:
         together(begin, first_only=True)

@@ -22,6 +22,10 @@ def run(config: Config, args: argparse.Namespace) -> int:
     prompts = [prompt for prompt in prompts for _ in range(args.draws)]
     run = weights.restore(config, args.checkpoint, peft.READERS)
     say(run.name)
+    context, new = run.model.config.max_seq_len, config.sample.max_new_tokens
+    room = context - max(len(samples.prompt_ids(run.tokenizer, prompt, config.sample)) for prompt in prompts)
+    if 0 < room < new:
+        say(f"sample.max_new_tokens={new}, but after the longest prompt {room} fit in the context of {context} tokens")
     with jax.set_mesh(run.mesh):
         request = (run.model, run.variables, run.tokenizer, prompts, config.sample, config.seed)
         if args.json:

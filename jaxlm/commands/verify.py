@@ -53,13 +53,17 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if data:
         print("no replay: its data is gone or changed")
         return 3
-    # A branch begins with its origin's steps. A checkpoint without a link was saved before a kill, or a rollback undid it.
-    first = (book["starts"] or [{}])[0].get("step", 0) if config.origin_state else 0
-    begins = {first, *(n for n in keep.steps(checkpoints) if faults.get(n) == "" and (n in links or not links))}
+    begins, lost = _begins(
+        config, book, {n for n, fault in faults.items() if not fault and (n in {0, *links} or not links)}
+    )
     logged = () if args.until_digest else metrics.read(folder / "metrics.jsonl", book["rollbacks"])
     ends, steps = {*begins, *links, *logged}, 1 if args.until_digest else args.steps or _STEPS
-    if (last := max(ends)) <= first:
-        raise ConfigError(f"{folder} has {'saved' if args.until_digest else 'logged'} no step yet")
+    last = max(ends, default=0)
+    if last <= (first := min(begins, default=last)):
+        why = f"{folder} has {'saved' if args.until_digest else 'logged'} no step yet"
+        raise ConfigError((lost and f"{lost}, and no later one from which steps could be replayed is left") or why)
+    if lost:
+        print(f"{lost}: steps 1 to {first} can't be replayed, later ones can")
     begin = max(step for step in begins if step <= max(last - steps, first))
     until = min(step for step in ends if step >= min(begin + steps, last))  # so that something is recorded of its end
     whole, (until, keys) = until, _as_it_was(folder, book["starts"], begin, until)
@@ -81,6 +85,19 @@ def run(config: Config, args: argparse.Namespace) -> int:
     for line in (*(line for _, line in results), f"{'something was changed (above); ' * bool(wrong)}{words} {verdict}"):
         print(line)
     return 0 if verdict == "repeat" and not wrong else 3
+
+
+def _begins(config: Config, book: dict, whole: set[int]) -> tuple[set[int], str]:
+    """Returns (the steps from which a replay may begin, a line if the run's first weights are lost).
+
+    `whole`: the sound checkpoints. Of those after 0, one without a link was saved before a kill, or a rollback undid it.
+    """
+    start = (book["starts"] or [{}])[0]
+    if config.origin_state:  # a branch begins with its origin's steps
+        return whole | {start.get("step", 0)}, ""
+    if start.get("manifest_sha256") == "" and 0 not in whole:  # an import or grow, which read no data
+        return whole, "checkpoint 0, the weights that this run began with, is gone or damaged"
+    return whole | {0}, ""
 
 
 def _as_it_was(folder: pathlib.Path, starts: list[dict], begin: int, until: int) -> tuple[int, list[str]]:

@@ -126,8 +126,9 @@ def nearest_key(key: str, keys: Sequence[str]) -> str:
     """Returns a hint for an unknown key: the key that was probably meant, also by a user of another trainer."""
     if known := theirs.hint(key, keys):
         return known
-    near = meant(key, keys)
-    return f"did you mean config.{near}?" if near else "jaxlm train --help=all lists all keys"
+    near, section = meant(key, keys), key.partition(".")[0]
+    known = section if any(each.startswith(f"{section}.") for each in keys) else "all"
+    return f"did you mean config.{near}?" if near else f"jaxlm train --help={known} lists all keys"
 
 
 def meant(key: str, keys: Sequence[str]) -> str:

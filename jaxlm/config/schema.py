@@ -287,7 +287,7 @@ class SampleConfig:
     top_p: Annotated[float, above(0, most=1)] = key(
         0.95, "draw from the likeliest tokens that have this probability together; 1 = off"
     )
-    weights: Literal["float", "int8"] = key("float", "of sample, chat, serve, eval; int8: faster, less memory")
+    weights: Literal["float", "int8"] = key("float", "of sample, chat, serve; int8: faster, less memory")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """Restores a run's model on this machine's devices, to sample from it or to score texts."""
 
 import dataclasses
+import functools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 from jax.sharding import Mesh
@@ -70,10 +71,28 @@ def restore(
       ConfigError: there is no such checkpoint, or an adapter is no LoRA of this model.
       RunError: the checkpoint is damaged, or a model from elsewhere has a weight that is not finite.
     """
-    workdir = config.workdir
-    source = origin.open(workdir, checkpoint, readers)
-    check_same_model(pathlib.Path(workdir), config.model)
-    beside = _beside(source, words, readers)
+    return opener(config, checkpoint, readers, words)()
+
+
+def opener(
+    config: Config, checkpoint: str, readers: Sequence[origin.Reader] = (), words: Sequence[str] = ()
+) -> Callable[[], Restored]:
+    """Does of `restore` what reads no weights, with most refusals; returns a function that does the rest."""
+    source = origin.open(config.workdir, checkpoint, readers)
+    check_same_model(pathlib.Path(config.workdir), config.model)
+    return functools.partial(_restored, config, source, words, _beside(source, words, readers))
+
+
+def _restored(
+    config: Config, source: origin.Origin, words: Sequence[str], beside: dict[str, origin.Origin]
+) -> Restored:
+    workdir, base = config.workdir, source.digest() if words else ""  # reads all weights
+    for word, other in zip(words, beside.values(), strict=True):
+        if other.digest() != base:
+            raise ConfigError(
+                f"{word} is an adapter of another base than {workdir}, or of another step of it (--checkpoint=STEP): serve it "
+                "beside its own, or by itself"
+            )
     # A new mesh, since the run's own may need more devices than this machine has.
     all_devices = MeshConfig(data=1, fsdp=-1, tensor=1, context=1)
     mesh = processes.start(config.hardware, config.distributed, all_devices, config.model.dtype)
@@ -105,7 +124,6 @@ def _beside(base: origin.Origin, words: Sequence[str], readers: Sequence[origin.
     if len(words) > MOST_BESIDE:
         raise ConfigError(f"{len(words)} adapters: at most {MOST_BESIDE} can be beside a model; leave some out")
     opened, home = dict[str, origin.Origin](), base.provenance["path"]
-    of_base = base.digest() if words else ""  # reads all weights
     for word in words:
         name, _, path = word.partition("=")
         if not name or not path or name in (*opened, pathlib.Path(home).resolve().name):
@@ -123,10 +141,5 @@ def _beside(base: origin.Origin, words: Sequence[str], readers: Sequence[origin.
             )
         if other.adapter.settings.quantize != "none":
             raise ConfigError(f"{path} was trained on quantised weights (QLoRA), not on those here: serve it by itself")
-        if other.digest() != of_base:
-            raise ConfigError(
-                f"{path} is an adapter of another base than {home}, or of another step of it (--checkpoint=STEP): serve it "
-                "beside its own, or by itself"
-            )
         opened[name] = other
     return opened

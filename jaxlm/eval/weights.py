@@ -30,7 +30,11 @@ def restore(
     config: Config, checkpoint: str, readers: Sequence[origin.Reader] = (), words: Sequence[str] = ()
 ) -> model.Restored:
     """Does what `model.restore` does; with `sample.weights=int8` quantises the weights, and prints what that costs."""
-    restored = model.restore(config, checkpoint, readers, words)
+    return chosen(config, model.restore(config, checkpoint, readers, words))
+
+
+def chosen(config: Config, restored: model.Restored) -> model.Restored:
+    """Returns the model with the weights that `sample.weights` names; see `restore`."""
     if config.sample.weights == "float":
         return restored
     texts = _texts(restored, config)

@@ -106,6 +106,14 @@ def refuse(out: pathlib.Path, to: str) -> None:
         )
 
 
+def check_source(source: Source, to: str, more: Sequence[str] = ()) -> None:
+    """Raises ConfigError if a format can't hold the model: `to`, or GGUF if there are `more` types."""
+    if source.scores and (to != "hf" or more):
+        raise ConfigError("only --to=hf can export a reward model's score head")
+    if more or to == "gguf":
+        gguf.check(source.config, source.tokenizer)
+
+
 def export(source: Source, to: str, dtype: str, out: pathlib.Path, more: Sequence[str] = ()) -> Done:
     """Writes the model to `out`, reads every tensor back and compares it bit by bit with the source.
 
@@ -117,8 +125,7 @@ def export(source: Source, to: str, dtype: str, out: pathlib.Path, more: Sequenc
       RunError: the disk is full, or a written tensor differs from the source.
     """
     refuse(out, to)
-    if source.scores and (to != "hf" or more):
-        raise ConfigError("only --to=hf can export a reward model's score head")
+    check_source(source, to, more)
     if (to == "peft") != (source.adapted is not None):
         raise ValueError(f"--to={to} of a source with{'' if source.adapted else 'out'} an adapter")
     with _replacing(out) as folder:

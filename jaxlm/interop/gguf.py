@@ -53,6 +53,16 @@ def architecture(config: ModelConfig) -> str:
     return name
 
 
+def check(config: ModelConfig, tokenizer: Coder) -> None:
+    """Raises ConfigError if GGUF can't hold the model or its tokenizer, or the package `gguf` is missing."""
+    package(), architecture(config)
+    if not isinstance(tokenizer, Tokenizer):
+        raise ConfigError(
+            "--to=gguf works only with tokenizers that jaxlm made: export this model with --to=hf, and convert that folder "
+            "with llama.cpp's convert_hf_to_gguf.py"
+        )
+
+
 class GgufFile:
     """A GGUF file: how a model's tensors are named and stored in it.
 
@@ -211,12 +221,7 @@ def _add_model(writer: typing.Any, c: ModelConfig, name: str) -> None:
         writer.add_rope_scaling_factor(c.rope.factor)
 
 
-def _add_tokenizer(writer: typing.Any, tokenizer: Coder) -> None:
-    if not isinstance(tokenizer, Tokenizer):
-        raise ConfigError(
-            "--to=gguf works only with tokenizers that jaxlm made: export this model with --to=hf, and convert that folder "
-            "with llama.cpp's convert_hf_to_gguf.py"
-        )
+def _add_tokenizer(writer: typing.Any, tokenizer: Tokenizer) -> None:
     pieces = tokenizer_json.pieces(tokenizer)
     writer.add_tokenizer_model("llama" if pieces.is_bpe else "t5")
     writer.add_tokenizer_pre("default")

@@ -315,6 +315,25 @@ def test_prompts_stand_behind_the_run_and_short_options_set_keys(capsys, tmp_pat
     assert (args.words, args.draws, settings.temperature, settings.top_k, settings.top_p) == (prompts, 1, 0.0, 3, 0.95)
 
 
+@pytest.mark.parametrize("verb", ["eval", "sample", "chat", "serve", "junk", "export"])
+def test_a_step_behind_the_run_is_short_for_checkpoint(capsys, tmp_path, seen, verb):
+    given, folder = seen(verb), str(a_run(tmp_path / "run"))
+    for words in ([folder, "--checkpoint=60"], [f"{folder}@60"]):
+        assert run(capsys, verb, *words) == (0, "", "")
+    assert [(c.workdir, args.checkpoint) for c, args in given] == [(folder, "60")] * 2
+
+
+def test_a_prompt_may_end_as_a_step_does(capsys, tmp_path, seen):
+    given = seen("sample")
+    assert run(capsys, "sample", f"--config={a_run(tmp_path / 'run')}", "meet me @60") == (0, "", "")
+    assert (given[0][1].words, given[0][1].checkpoint) == (["meet me @60"], "latest")
+
+
+def test_a_step_is_refused_where_none_is_taken(steps_of, tmp_path):
+    folder = a_run(tmp_path / "run")
+    assert f"did you mean '{folder}'?" in steps_of("report", f"{folder}@60")
+
+
 @pytest.mark.parametrize(("text", "code"), [("What *is* [this?", 0), ("x" * 5000, 0), ("a\0b", 0), ("/", 2)])
 def test_any_text_is_a_prompt_but_a_folder(capsys, tmp_path, seen, text, code):
     seen("sample")

@@ -3,6 +3,7 @@
 import argparse
 import json
 import shutil
+import types
 
 import numpy as np
 import pytest
@@ -96,6 +97,16 @@ def test_the_average_is_written_beside_the_run_and_is_one(capsys, run):
     assert min(halves) < measured["val/loss"] < max(halves)
     assert cli.main(["average", str(run)]) == 0  # again, by the best of several ways
     assert "wrote" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_said_before_anything_is_measured(capsys, run, tmp_path, monkeypatch):
+    shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("average"))
+    monkeypatch.setattr(average, "_evaluator", lambda *given: pytest.fail)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: types.SimpleNamespace(free=1000))
+    before = {*(tmp_path / "run").iterdir()}
+    assert cli.main(["average", str(tmp_path / "run"), "--last=2"]) == 1
+    assert f"{tmp_path}/run/average needs about " in capsys.readouterr().err
+    assert {*(tmp_path / "run").iterdir()} == before
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""`jaxlm chat` with a small model: of a run of ours and several at once; what it refuses."""
+"""`jaxlm chat` and `jaxlm sample` with a small model: of a run of ours and several at once; what they refuse."""
 
 import io
 import json
+import re
 
 import pytest
 import tiny_chats
@@ -49,3 +50,14 @@ def test_what_is_not_there_is_one_line(base, capsys, argv, says):
 def test_a_message_that_can_not_be_answered_is_exit_code_2(base, capsys):
     assert cli.main(["chat", str(base), "--message", "moon " * 500]) == 2
     assert "the message is too long: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("asked", "says"), [("100", True), ("9", False)])
+def test_sample_says_how_many_tokens_fit_in_the_context(base, capsys, asked, says):
+    assert cli.main(["sample", str(base), "one two", "one", f"--max-new-tokens={asked}", "--json"]) == 0
+    err = capsys.readouterr().err
+    line = re.search(
+        r"sample.max_new_tokens=100, but after the longest prompt (\d+) fit in the context of 64 tokens", err
+    )
+    assert bool(line) == says
+    assert not says or 50 < int(line[1]) < 63

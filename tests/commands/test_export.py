@@ -222,6 +222,7 @@ def hub(monkeypatch, tmp_path):
     with tiny_hub.started() as made:
         monkeypatch.setattr(constants, "ENDPOINT", made.url)
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # a benchmark of an earlier test may have set it
         monkeypatch.setenv("HF_TOKEN", tiny_hub.TOKEN)
         yield made
 
@@ -269,11 +270,13 @@ def test_a_push_that_cant_be_is_one_line_before_anything_is_written(run, hub, tm
         "--push=me/a..b": "a..b",
         "--public": "--public is for --push",
         "--base=me/it": "--base names the base of an adapter: --to=hf writes a whole model",
+        "--push=me/new --to=gguf --config.program=reward": "only --to=hf can export a reward model's score head",
     }
     for flags, words in refused.items():
         assert cli.main(["export", str(run), *flags.split()]) == 2, flags
         said = capsys.readouterr().err.strip().splitlines()
         assert words in said[-1], flags
+    assert "me/new" not in hub.repos
     hub.repos["me/model"] = {"private": True, "files": file}
     with pytest.raises(config.ConfigError, match="a model is there; give an adapter a repository of its own"):
         export.hub.prepare("me/model", "peft", False)

@@ -110,6 +110,13 @@ def test_what_is_no_adapter_of_the_base_is_one_line(home, words, says, capsys):
         assert f"{word!r} is no adapter" in capsys.readouterr().err
 
 
+def test_what_is_refused_takes_no_port(home, monkeypatch, capsys):
+    monkeypatch.setattr(serve.address, "listen", lambda *given: pytest.fail("the port is taken"))
+    for words in ([f"a={home / 'other'}"], [f"a={home / 'nosuch'}"], ["--checkpoint=77"]):
+        assert cli.main(["serve", "--port=0", str(home / "base"), *words]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_chat_talks_to_a_base_and_its_adapters(home, capsys):
     words = [f"{name}={home / name}" for name in KINDS]
     flags = ["--message=the cat sat", "--temperature=0", "--max-new-tokens=6"]

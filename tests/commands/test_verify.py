@@ -103,6 +103,28 @@ def test_a_replay_from_step_0_begins_with_the_weights_of_an_imported_or_grown_mo
     assert seen == ["its own"]
 
 
+def test_a_run_that_lost_the_weights_it_began_with_says_which_steps_can_be_replayed(capsys, run, tmp_path, monkeypatch):
+    copy, begun = shutil.copytree(run, tmp_path / "run"), []
+    book = ledger.read(copy)
+    ledger.put(copy, "starts", [book["starts"][0] | {"manifest_sha256": ""}, *book["starts"]])  # as import and grow do
+    monkeypatch.setattr(verify, "_trained", lambda folder, book, begin, *args: begun.append(begin) or "not tried")
+    lost = "checkpoint 0, the weights that this run began with, is gone or damaged"
+    code, out, _ = said(capsys, copy, "--steps=6")
+    assert (code, begun) == (1, [4])  # 2 was rotated away, 6 is the last
+    assert out[2] == f"{lost}: steps 1 to 4 can't be replayed, later ones can"
+    assert out[3].startswith("replaying steps 5 to 6 from checkpoint 4")
+    saver = Checkpointer(tmp_path / "first", tiny_receipt.config_of(copy).checkpoint)
+    saver.save(tiny_receipt.state(0), {})
+    saver.close()
+    shutil.copytree(tmp_path / "first/0", copy / "checkpoints/0")  # sound, and without a link
+    assert "can't be replayed" not in "".join(said(capsys, copy, "--steps=6")[1])
+    assert begun == [4, 0]
+    for step in (0, 4):
+        shutil.rmtree(copy / f"checkpoints/{step}")
+    line = f"jaxlm: {lost}, and no later one from which steps could be replayed is left\n"
+    assert said(capsys, copy)[::2] == (2, line)
+
+
 @pytest.mark.parametrize("repeats", [True, False])
 def test_the_last_line_says_whether_something_was_changed(capsys, run, tmp_path, monkeypatch, repeats):
     copy = shutil.copytree(run, tmp_path / "run")

@@ -42,6 +42,7 @@ def test_the_page_has_the_whole_table():
         ("train.barch_size", "did you mean config.train.batch_size?"),
         ("plan.chat_template", "did you mean config.eval.chat_template?"),  # a key of ours in another section
         ("xyzzy", "jaxlm train --help=all lists all keys"),
+        ("plan.xyzzy", "jaxlm train --help=plan lists all keys"),
     ],
 )
 def test_an_unknown_key(key, hint):

@@ -25,12 +25,17 @@ def test_what_int8_costs_is_said_by_source(run, capsys):
 def test_scores_of_int8_weights_are_printed_not_kept(run, capsys, tmp_path):
     (tmp_path / "text.txt").write_text("The sun is high. " * 20)
     printed = {}
-    for kind in ("int8", "float"):
-        assert cli.main(["eval", str(run), f"--text={tmp_path / 'text.txt'}", f"--weights={kind}"]) == 0
+    own = (run / "config.json").read_text()
+    (run / "config.json").write_text(
+        own.replace('"weights": "float"', '"weights": "int8"')
+    )  # of its texts, not its scores
+    assert '"weights": "int8"' in (run / "config.json").read_text()
+    for kind, flags in {"int8": ["--weights=int8"], "float": []}.items():
+        assert cli.main(["eval", str(run), f"--text={tmp_path / 'text.txt'}", *flags]) == 0
         said = capsys.readouterr()
-        assert ("int8 weights (--weights=float is the run's own): the results are printed, not kept" in said.err) == (
-            kind == "int8"
-        )
+        assert (
+            "int8 weights (without --weights=int8 the run's own): the results are printed, not kept" in said.err
+        ) == (kind == "int8")
         assert bool(results.steps(run)) == (kind == "float")
         printed[kind] = said.out
     assert printed["int8"].splitlines()[0] == printed["float"].splitlines()[0]

@@ -161,7 +161,11 @@ def run(
         stop=Stop(stop_at),
         owed=hooks.owed(hooked, first, steps),
     )
-    state, ending = loop.run(job, types.SimpleNamespace(step=jnp.int32(first), params={}, average={}))
+    try:
+        state, ending = loop.run(job, types.SimpleNamespace(step=jnp.int32(first), params={}, average={}))
+    finally:
+        job.recorder.writer = None  # what is written stays as the loop leaves it
+        job.recorder.close()
     return ending, int(state.step)
 
 

@@ -4,6 +4,7 @@ XLA's guard against copies to the host never fires on a CPU, where host and devi
 stand-ins for its arrays, which note every way in which Python waits for one.
 """
 
+import contextlib
 import dataclasses
 import gzip
 import json
@@ -178,10 +179,14 @@ def run(trained, folder, *, window=None, log_every=LOG_EVERY, mutation=None, **b
         clock=spent,
         stop=signals.StopSignal(),
     )
-    with jax.transfer_guard("allow" if window else "disallow"), trace:
+    with (
+        contextlib.closing(writer),
+        contextlib.closing(job.recorder),
+        jax.transfer_guard("allow" if window else "disallow"),
+        trace,
+    ):
         _, ending = loop.run(job, now)
     assert ending.code == loop.DONE, ending.why
-    writer.close()
     return watch
 
 

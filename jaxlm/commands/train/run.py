@@ -271,7 +271,7 @@ def _conclude(opened: Opened, ending: loop.Ending, clock: Clock) -> None:
             ledger.note(folder, mirrored=mirror.close(c.checkpoint.mirror_timeout_s))
 
     together(write_down, first_only=True)
-    _say_ending(ending, folder, c.program)
+    _say_ending(ending, folder, c.program, all_done=clock.step == c.train.steps and not ending.why)  # `why`: a rollback
     with clock.spend(MIRROR):
         together(close, first_only=True)
     if ending.code == loop.DONE and jax.process_index() == 0:
@@ -289,10 +289,11 @@ def _record_speed(config: Config, mesh: jax.sharding.Mesh, folder: pathlib.Path)
         machines.record(jax.devices()[0].device_kind, mesh.size, key, speeds[len(speeds) // 2], "train")
 
 
-def _say_ending(ending: loop.Ending, folder: pathlib.Path, program: str) -> None:
+def _say_ending(ending: loop.Ending, folder: pathlib.Path, program: str, all_done: bool) -> None:
     if ending.why:
         say(ending.why)
-    words = {loop.PREEMPTED: "interrupted, the state is saved"}.get(ending.code, ending.code)
+    saved = "all steps are done and saved, but not measured to the end" if all_done else "the state is saved"
+    words = f"interrupted, {saved}" if ending.code == loop.PREEMPTED else ending.code
     goes_on = ending.code in (loop.PREEMPTED, loop.FAILED)
     say(f"{words}: {folder}" + ("; the same command goes on" if goes_on else ""))
     for line in pages.to_open(folder) if not goes_on else ():
