@@ -27,9 +27,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     """Prints a table of a checkpoint's scores, and writes them to RUN/eval/STEP."""
     model.check_run(config, args.config)
     folder = pathlib.Path(config.workdir)
-    if (
-        "sample.weights=int8" not in args.overrides
-    ):  # the run's own key is for its texts; its scores are those of its weights
+    if "sample.weights=int8" not in args.overrides:  # the run's own key is for its texts
         config = dataclasses.replace(config, sample=dataclasses.replace(config.sample, weights="float"))
     if args.limit < 0:
         raise ConfigError(f"--limit={args.limit}: how many questions of each task; 0 = all")

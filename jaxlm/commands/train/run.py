@@ -266,14 +266,11 @@ def _conclude(opened: Opened, ending: loop.Ending, clock: Clock) -> None:
         with clock.spend(EVALUATE, "report"):
             pages.of_run(c, folder)
 
-    def close() -> None:
-        if mirror:
-            ledger.note(folder, mirrored=mirror.close(c.checkpoint.mirror_timeout_s))
-
     together(write_down, first_only=True)
     _say_ending(ending, folder, c.program, all_done=clock.step == c.train.steps and not ending.why)  # `why`: a rollback
     with clock.spend(MIRROR):
-        together(close, first_only=True)
+        timeout_s = c.checkpoint.mirror_timeout_s
+        together(lambda: mirror and ledger.note(folder, mirrored=mirror.close(timeout_s)), first_only=True)
     if ending.code == loop.DONE and jax.process_index() == 0:
         _record_speed(c, opened.ready.parts.mesh, folder)
 
