@@ -12,6 +12,8 @@ import numpy as np
 
 from jaxlm.commands.import_hf import becoming, check_new, write
 from jaxlm.config import GROWS, Config, ConfigError, MeshConfig
+from jaxlm.corpus.recipes import MANIFEST as PREPARED
+from jaxlm.data.shards.manifest import MANIFEST
 from jaxlm.devices import processes, tree
 from jaxlm.devices.processes import say, together
 from jaxlm.host.console import human
@@ -69,8 +71,15 @@ def run(config: Config, args: argparse.Namespace) -> int:
         f"{', the moments of the old part' * carries} ({time.perf_counter() - began:.0f} s)"
     )
     _say_whether_it_pays(config, opened)
-    say(f"next: jaxlm train {shlex.quote(config.workdir)}")
+    say(f"next: jaxlm train {shlex.quote(config.workdir)}{_data_of_origin(config)}")
     return 0
+
+
+def _data_of_origin(config: Config) -> str:
+    """Returns the flag that trains on the origin's data, where the config's own is neither here nor made at the start."""
+    made = any((pathlib.Path(config.data.dir) / name).is_file() for name in (MANIFEST, PREPARED))
+    theirs = "" if made or any(s.path for s in config.data.sources.values()) else origin.pretrained_on(config.origin)
+    return f" --config.data.dir={shlex.quote(theirs)}" if theirs else ""
 
 
 def _params(larger: parts.Parts, opened: origin.Origin) -> dict:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import pathlib
 import platform
 from collections.abc import Mapping, Sequence
@@ -32,7 +33,8 @@ def compare(a: pathlib.Path, b: pathlib.Path) -> dict:
     """
     paths = [folder / "metrics.jsonl" for folder in (a, b)]
     if absent := [path.parent for path in paths if not path.is_file()]:
-        raise ConfigError(f"no run in {absent[0]}: it has no metrics.jsonl")
+        why = "it has no metrics.jsonl" if absent[0].is_dir() else "there is no such folder"
+        raise ConfigError(f"no run in {absent[0]}: {why}")
     curves = [metrics.read(path, ledger.read(path.parent)["rollbacks"]) for path in paths]
     common = sorted(curves[0].keys() & curves[1].keys())
     if not common:
@@ -112,10 +114,15 @@ def since_last_start(folder: pathlib.Path, config: Config, new: dict) -> list[di
         keys = {row["name"].rpartition(".")[2] for row in changed}  # a choice that follows from a key
         for name, fact in was[what].items():
             news = name not in keys and name != "dirty" and not name.startswith(_NO_NEWS)
-            if news and name in now[what] and now[what][name] != fact:
+            if news and name in now[what] and not _same(name, now[what][name], fact):
                 key = f"{what}.{name}" if what in ("hardware", "code") else name
                 changed.append({"name": key, "was": fact, "is": now[what][name]})
     return changed
+
+
+def _same(name: str, a: object, b: object) -> bool:
+    """True if two values of a key are equal; a tokenizer's folder may be written in two ways."""
+    return a == b or (name == "data.tokenizer" and os.path.realpath(str(a)) == os.path.realpath(str(b)))
 
 
 def words(changed: list[dict]) -> list[str]:
