@@ -12,8 +12,6 @@ import numpy as np
 
 from jaxlm.commands.import_hf import becoming, check_new, write
 from jaxlm.config import GROWS, Config, ConfigError, MeshConfig
-from jaxlm.corpus.recipes import MANIFEST as PREPARED
-from jaxlm.data.shards.manifest import MANIFEST
 from jaxlm.devices import processes, tree
 from jaxlm.devices.processes import say, together
 from jaxlm.host.console import human
@@ -76,9 +74,9 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 
 def _data_of_origin(config: Config) -> str:
-    """Returns the flag that trains on the origin's data, where the config's own is neither here nor made at the start."""
-    made = any((pathlib.Path(config.data.dir) / name).is_file() for name in (MANIFEST, PREPARED))
-    theirs = "" if made or any(s.path for s in config.data.sources.values()) else origin.pretrained_on(config.origin)
+    """Returns the flag that trains on the origin's data, where there is no folder of the config's own and no text for it."""
+    has = pathlib.Path(config.data.dir).is_dir()
+    theirs = "" if has or any(s.path for s in config.data.sources.values()) else origin.pretrained_on(config.origin)
     return f" --config.data.dir={shlex.quote(theirs)}" if theirs else ""
 
 

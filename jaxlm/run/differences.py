@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import pathlib
 import platform
 from collections.abc import Mapping, Sequence
@@ -114,15 +113,10 @@ def since_last_start(folder: pathlib.Path, config: Config, new: dict) -> list[di
         keys = {row["name"].rpartition(".")[2] for row in changed}  # a choice that follows from a key
         for name, fact in was[what].items():
             news = name not in keys and name != "dirty" and not name.startswith(_NO_NEWS)
-            if news and name in now[what] and not _same(name, now[what][name], fact):
+            if news and name in now[what] and now[what][name] != fact:
                 key = f"{what}.{name}" if what in ("hardware", "code") else name
                 changed.append({"name": key, "was": fact, "is": now[what][name]})
     return changed
-
-
-def _same(name: str, a: object, b: object) -> bool:
-    """True if two values of a key are equal; a tokenizer's folder may be written in two ways."""
-    return a == b or (name == "data.tokenizer" and os.path.realpath(str(a)) == os.path.realpath(str(b)))
 
 
 def words(changed: list[dict]) -> list[str]:

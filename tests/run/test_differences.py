@@ -1,7 +1,6 @@
 """What differs between two runs, and where they part."""
 
 import json
-import os
 import random
 
 import pytest
@@ -113,14 +112,6 @@ def test_what_changed_since_the_last_start(tmp_path):
         "hardware.device_kind was A100, is H100",
         "attention was xla, is cudnn",
     ]
-    ledger.record_start(tmp_path, c, step=0, changed=[], **found)
-    for folder, news in ((os.path.relpath(tmp_path / "tokenizer"), 0), (tmp_path / "other", 1)):
-        config_of_start = json.loads((tmp_path / "config.json").read_text())
-        config_of_start["data"]["tokenizer"] = str(tmp_path / "tokenizer")
-        (tmp_path / "config.json").write_text(json.dumps(config_of_start))
-        other = config.resolve(config_files.load("quickstart", [*keys, *new, f"data.tokenizer={folder}"]))
-        told = differences.words(differences.since_last_start(tmp_path, other, found))
-        assert len([line for line in told if line.startswith("data.tokenizer")]) == news
     many = [{"name": f"k{i}", "was": 1.0, "is": None} for i in range(20)]
     assert differences.words(many)[-2:] == ["k11 was 1, is none", "8 more, in run.json"]
     commits = [{"name": "code.commit", "was": "0123456789abcdef" * 2 + "01234567", "is": "f" * 40}]
