@@ -171,7 +171,7 @@ def _resolved(name: str, args: argparse.Namespace, overrides: list[str]) -> conf
     given = given or _settled(name, args.config, overrides, lines.append)
     config = config_lib.resolve(given)
     if given.phases.shrink:
-        console.say(shrink.summary(config))
+        console.say(shrink.summary(config, given.data.dir))
     if verb.module is None:
         if run := config_files.averaged(config.workdir):
             raise ConfigError(
@@ -319,7 +319,8 @@ def _settled(name: str, word: str | None, overrides: list[str], say: Callable[[s
     config, verb = _config(name, word, overrides), VERBS[name]
     named = config_files.find(word) if word and verb.models != "only" else None
     file = named.path if named and named.kind == "config" else None
-    names_data = name != "prepare" and any(override.startswith("data.dir=") for override in overrides)
+    reads = name != "prepare" and not config.phases.shrink  # which has the embedded corpus
+    names_data = reads and any(override.startswith("data.dir=") for override in overrides)
     if names_data and (line := importlib.import_module("jaxlm.data.batches.which_data").take(config, file, overrides)):
         say(line)
     typed = {override.partition("=")[0] for override in overrides}

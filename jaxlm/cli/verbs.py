@@ -142,7 +142,11 @@ VERBS = {
     "tune": Verb(
         "tune",
         "time settings of the train step here, and write the fastest",
-        {"--out": _text("FILE", "file for the overrides (default: WORKDIR/tuned.txt)", None), **_JSON},
+        {
+            "--params": _PARAMS,
+            "--out": _text("FILE", "file for the overrides (default: WORKDIR/tuned.txt)", None),
+            **_JSON,
+        },
         keys=("tune", "train", "model", "loss", "hardware"),
     ),
     "plan": Verb(
@@ -165,6 +169,7 @@ VERBS = {
             "--sizes": _text("D,D,D", "widths (default: 1/4, 3/8, 1/2 of the config's)"),
             "--tokens": _text("N,N,N", "of the runs: 1M,2M,4M (default: what fits into the hours)"),
             "--plan": _flag("only print the runs and their hours"),
+            "--params": _PARAMS,
             "--out": _text("LADDER", "the folder for the runs and ladder.json (default: WORKDIR/ladder)", None),
             **_JSON,
         },
@@ -194,7 +199,7 @@ VERBS = {
     "doctor": Verb(
         "doctor",
         "check this machine: GPUs, memory, disk, mirror, speed, versions",
-        _JSON,
+        {"--params": _PARAMS} | _JSON,
         keys=("train", "model", "data", "checkpoint", "hardware"),
     ),
     "sample": Verb(

@@ -34,6 +34,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
         items = (dict(enumerate(a)), dict(enumerate(b)))
         comparisons = compare.adjust([compare.scores("the command", "score", *items, lower=args.lower_is_better)])
     else:
+        if absent := [folder for folder in folders if not folder.is_dir()]:
+            raise ConfigError(f"no run in {absent[0]}: there is no such folder")
         steps = [_found(folder, step) for folder, step in zip(folders, steps, strict=True)]
         read = [results.read(folder / results.FOLDER / step) for folder, step in zip(folders, steps, strict=True)]
         comparisons = compare.benchmarks(*read)

@@ -69,8 +69,15 @@ def run(config: Config, args: argparse.Namespace) -> int:
         f"{', the moments of the old part' * carries} ({time.perf_counter() - began:.0f} s)"
     )
     _say_whether_it_pays(config, opened)
-    say(f"next: jaxlm train {shlex.quote(config.workdir)}")
+    say(f"next: jaxlm train {shlex.quote(config.workdir)}{_data_of_origin(config)}")
     return 0
+
+
+def _data_of_origin(config: Config) -> str:
+    """Returns the flag that trains on the origin's data, where there is no folder of the config's own and no text for it."""
+    has = pathlib.Path(config.data.dir).is_dir()
+    theirs = "" if has or any(s.path for s in config.data.sources.values()) else origin.pretrained_on(config.origin)
+    return f" --config.data.dir={shlex.quote(theirs)}" if theirs else ""
 
 
 def _params(larger: parts.Parts, opened: origin.Origin) -> dict:

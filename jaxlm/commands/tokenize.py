@@ -32,6 +32,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
             rows = _sweep(config, args.sweep)
         print_table(rows, args.json)
         return 0
+    which_data.check_held_out(config, args.overrides)
     make_data(config.data, config.prepare, config.engine, vocabulary.required(config), say)
     data, mixture = open_mixture(config.data, config.prepare, vocabulary.required(config))
     with console.working("measuring how well the tokenizer fits"):

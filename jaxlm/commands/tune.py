@@ -54,7 +54,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
             with console.working("the fastest again, in turns"):
                 trials = runner.rematch(trials, start)
         except KeyboardInterrupt:
-            say("stopped: the results below are of the candidates tried so far")
+            done = "the results below are of the candidates tried so far" if runner.done else "nothing was timed yet"
+            say(f"stopped: {done}")
             trials = sorted(runner.done, key=tune.slowness)
     table = [tune.row(config, trial) for trial in trials]
     print_table(table if args.json else tune.readable(table), args.json)
@@ -67,7 +68,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         machines.record(jax.devices()[0].device_kind, mesh.size, setting, best.tokens_per_second, "tune")
         out.write_text("\n".join(best.candidate.overrides()) + "\n")
         say(f"train with it: {command(config, args, out)}")
-    else:
+    elif not runner.stop.is_set():
         say(f"nothing ran in {gigabytes(limit, 1)} GB and tune.max_seconds={t.max_seconds:g}: see the notes above")
     return 4 if runner.stop.is_set() else 0 if best else 1
 

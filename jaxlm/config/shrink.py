@@ -70,15 +70,15 @@ def shrunk(c: Config) -> Config:
     return dataclasses.replace(c, **sections)
 
 
-def summary(c: Config) -> str:
-    """Returns one line that describes a config returned by `shrunk`."""
+def summary(c: Config, unread: str = "") -> str:
+    """Returns one line that describes a config returned by `shrunk`; `unread` is the data directory that it leaves."""
     ends = ", ".join(f"{name} {phase.steps}" for name, phase in c.phases.plan.items() if phase.steps)
     m, t = c.model, c.train
     return (
         f"shrunk: {m.n_layers} layers of d {m.d_model}, vocabulary {m.vocab_size:,}, {t.batch_size} rows of {t.seq_len}, "
         f"steps and dollars over {BY} ({t.steps} steps{f'; phases end after {ends}' * bool(ends)}), evaluated every "
-        f"{t.eval_every_steps} and saved every {c.checkpoint.every_steps}, the embedded corpus in {c.data.dir}, "
-        f"${c.hardware.usd_per_hour:.2f} an hour"
+        f"{t.eval_every_steps} and saved every {c.checkpoint.every_steps}, the embedded corpus in {c.data.dir}"
+        f"{f' in place of {unread}' * bool(unread)}, ${c.hardware.usd_per_hour:.2f} an hour"
     )
 
 

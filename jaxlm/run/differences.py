@@ -32,7 +32,8 @@ def compare(a: pathlib.Path, b: pathlib.Path) -> dict:
     """
     paths = [folder / "metrics.jsonl" for folder in (a, b)]
     if absent := [path.parent for path in paths if not path.is_file()]:
-        raise ConfigError(f"no run in {absent[0]}: it has no metrics.jsonl")
+        why = "it has no metrics.jsonl" if absent[0].is_dir() else "there is no such folder"
+        raise ConfigError(f"no run in {absent[0]}: {why}")
     curves = [metrics.read(path, ledger.read(path.parent)["rollbacks"]) for path in paths]
     common = sorted(curves[0].keys() & curves[1].keys())
     if not common:

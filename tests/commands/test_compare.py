@@ -98,9 +98,11 @@ def test_a_command(runs, capsys):
         (("a", "b", "--votes=x", "--command=y"), "two ways to judge"),
         (("a", "b", "--votes=x"), "No such file"),
         (("nowhere", "b"), "nowhere"),
+        (("a", "runs/nowhere"), "no run in runs/nowhere: there is no such folder"),
     ],
 )
 def test_what_is_refused(runs, capsys, words, said):
+    (runs / "c").mkdir(exist_ok=True)
     assert run(*words) == 2
     assert said in capsys.readouterr().err
 

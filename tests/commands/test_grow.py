@@ -10,6 +10,7 @@ from tiny_keys import keys
 
 from jaxlm import config
 from jaxlm.cli import cli
+from jaxlm.commands import grow as grow_command
 from jaxlm.config import config_files
 from jaxlm.devices import tree
 from jaxlm.models import growth
@@ -87,6 +88,17 @@ def test_it_begins_at_the_loss_of_the_smaller_model_and_every_new_part_moves(sma
         moves[tuple(slice(size) for size in old or (0,))] = 0  # what is old
         assert moves.any() == (old != moves.shape), name
     assert [run.folder for run in lineage.origins(moved)] == [small]
+
+
+def test_the_data_of_the_origin_is_named_where_the_config_has_none(small, tmp_path):
+    """Not where the config's own folder is there, or texts for it are named."""
+
+    def next_flag(*more: str) -> str:
+        return grow_command._data_of_origin(config.resolve(config_files.load("base", [f"origin={small}", *more])))
+
+    assert next_flag(f"data.dir={tmp_path}/none") == f" --config.data.dir={small.parent}/data"
+    assert not next_flag(f"data.dir={tmp_path}")
+    assert not next_flag(f"data.dir={tmp_path}/none", "data.path=x.txt")
 
 
 MOMENTS = {"adamw": "0/mu", "adamw8bit": "0/mu", "muon": "0/inner_states/muon/inner_state/0/mu"}

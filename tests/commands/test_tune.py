@@ -110,6 +110,18 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path, capsys, monkeypatch):
     assert f"--config.train.microbatch_size={row['microbatch_size']}" in (tmp_path / "tuned.txt").read_text()
 
 
+def test_ctrl_c_before_anything_was_timed_blames_no_limit(tmp_path, capsys, monkeypatch):
+    def interrupted(self, candidate):
+        signal.raise_signal(signal.SIGINT)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(search.Bench, "trial", interrupted)
+    assert tune(tmp_path) == 4
+    said = capsys.readouterr().err
+    assert "stopped: nothing was timed yet" in said
+    assert "nothing ran in" not in said
+
+
 def test_no_time_ends_in_one_line(tmp_path, capsys):
     assert tune(tmp_path, **{"tune.max_seconds": 0, "train.microbatch_size": 16}) == 1
     assert "nothing ran in " in capsys.readouterr().err

@@ -3,8 +3,10 @@
 import json
 
 import pytest
+import tiny_data
 
 from jaxlm import config
+from jaxlm.cli import cli
 from jaxlm.config import ConfigError, config_files, milestones, shrink
 from jaxlm.plan import flops
 
@@ -56,6 +58,16 @@ def test_one_line_says_all_of_it():
     words = ("2 layers of d 128", "8 rows of 128", "over 500 (180 steps", "smoke 2, pilot 20, main 120, finish 180")
     words += ("evaluated every 10 and saved every 10", "the embedded corpus in w/data, $0.10 an hour")
     assert not [one for one in words if one not in line]
+
+
+def test_data_that_the_command_names_is_not_said_to_be_read(tmp_path, capsys):
+    """The rehearsal reads the embedded corpus: its line names the directory that it leaves, and no other line does."""
+    tiny_data.make(tmp_path, {"a": 1.0})
+    flags = [f"--config.data.dir={tmp_path}", "--config.phases.shrink=cpu", "--config.plan.measure=never", "--json"]
+    assert cli.main(["plan", "gpuburnout_1b", *flags]) == 0
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if str(tmp_path) in line)
+    assert line.startswith("shrunk: ")
+    assert f"the embedded corpus in runs/gpuburnout_1b-shrunk/data in place of {tmp_path}, $0.10 an hour" in line
 
 
 def planned(*overrides: str) -> tuple[milestones.Phase, ...]:

@@ -67,8 +67,10 @@ def test_the_paired_test_agrees_with_the_t_test():
 
 def test_few_items_tell_nothing():
     assert compare.paired(np.zeros(1), np.ones(1))[0] == 1.0
-    for n in (2, 5):  # at least the share of all signs that are as far
-        assert compare.paired(np.zeros(n), np.linspace(1, 2, n))[0] > 0.8 * 2.0 ** (1 - n)
+    for n in (2, 5, 6, 12):  # the share of all signs that are as far, not an estimate of it
+        assert compare.paired(np.zeros(n), np.linspace(1, 2, n))[0] == 2.0 ** (1 - n)
+    assert compare.paired(np.zeros(13), np.linspace(1, 2, 13))[0] == pytest.approx(1 / 5000)  # drawn
+    assert compare.paired(np.zeros(3), np.array([1.0, 1.0, -1.0]))[0] == 1.0
 
 
 def test_holm_counts_scores_and_bits_per_byte_apart():

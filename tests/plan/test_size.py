@@ -72,8 +72,9 @@ def test_a_size_that_is_named_as_the_next_fits():
     assert size.overrides(of("domain_7b"), named)
 
 
-def test_a_key_that_is_given_too_is_refused(capsys):
-    assert cli.main(["plan", "quickstart", "--params=10M", "--config.model.n_layers=2"]) == 2
+@pytest.mark.parametrize("verb", ["plan", "train", "doctor", "tune", "ladder"])
+def test_a_key_that_is_given_too_is_refused(verb, capsys):
+    assert cli.main([verb, "quickstart", "--params=10M", "--config.model.n_layers=2"]) == 2
     assert "--params sets config.model.n_layers too" in capsys.readouterr().err
 
 

@@ -76,6 +76,8 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path):
         differences.compare(a, b)
     with pytest.raises(ConfigError, match=r"no run in .* has no metrics\.jsonl"):
         differences.compare(a, tmp_path)
+    with pytest.raises(ConfigError, match=r"no run in .*/nowhere: there is no such folder"):
+        differences.compare(a, tmp_path / "nowhere")
 
 
 def test_secrets_are_not_shown(tmp_path):

@@ -90,6 +90,7 @@ def check(config: Config, word: str | None, overrides: Sequence[str], say: Calla
     named = bool(paths or config.prepare.sources) and not _names_the_folder_alone(word, overrides)
     if line := unfinished(folder):
         raise ConfigError(line)
+    check_held_out(config, overrides)
     if not there and not named and (raw := _suffixes(folder)) and not _is_readme(folder):
         kinds, plain = registry.in_words(raw), all(_is_plain(suffix) for suffix in raw)
         way = (
@@ -113,6 +114,17 @@ def check(config: Config, word: str | None, overrides: Sequence[str], say: Calla
     raise ConfigError(
         f"no data in {folder}: make it with jaxlm prepare FOLDER --out={shlex.quote(str(folder))}, {texts}"
     )
+
+
+def check_held_out(config: Config, overrides: Sequence[str]) -> None:
+    """Raises ConfigError if the command names another `data.val_fraction` than that of finished data without texts."""
+    file, texts = pathlib.Path(config.data.dir, MANIFEST), any(s.path for s in config.data.sources.values())
+    if not texts and file.is_file() and any(override.startswith("data.val_fraction=") for override in overrides):
+        had = files.json_of(files.read_soon(file)).get("recipe", {}).get("val_fraction")
+        if had and float(had) != config.data.val_fraction:
+            raise ConfigError(
+                f"{file} holds out {had} of the documents (data.val_fraction): delete it to part them anew"
+            )
 
 
 def _names_the_folder_alone(word: str | None, overrides: Sequence[str]) -> bool:
@@ -174,6 +186,8 @@ def _is_plain(suffix: str) -> bool:
 def training(word: str, overrides: Sequence[str]) -> str:
     """Returns the command that trains on a config's data; for a recipe, which only makes data, with the first such config."""
     place = config_files.find(word)
+    if place.kind == "documents":  # a data directory
+        word, overrides = "quickstart", [f"data.dir={word}", *overrides]
     recipes = {config_files.find_config(name).resolve() for name in config_files.shipped_configs("data")}
     if place.path.resolve() in recipes:
         folder = config_files.load(word).data.dir

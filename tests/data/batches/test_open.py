@@ -6,6 +6,7 @@ import json
 import pathlib
 
 import pytest
+import tiny_data
 
 from jaxlm import config
 from jaxlm.commands.train import text
@@ -308,9 +309,23 @@ def test_data_is_made_in_a_folder_that_holds_texts_if_they_are_named(tmp_path):
     assert f"--config.data.path={data}" in refused("quickstart", "workdir=w", f"data.dir={data}")
 
 
+def test_another_share_to_hold_out_of_finished_data_is_refused(tmp_path):
+    """It would change nothing. The data's own share may be repeated; without a word on it, the data counts."""
+    tiny_data.make(tmp_path, {"a": 1.0})
+    own = json.loads((tmp_path / "manifest.json").read_text())["recipe"]["val_fraction"]
+    where = ["workdir=w", f"data.dir={tmp_path}"]
+    for more in ([], [f"data.val_fraction={own}"]):
+        check("base", *where, *more)
+    said = refused("base", *where, "data.val_fraction=0.3")
+    assert f"manifest.json holds out {own} of the documents (data.val_fraction): delete it to part them anew" in said
+
+
 def test_the_command_that_trains_on_the_data(tmp_path):
     assert (
         which_data.training("quickstart", ["data.dir=my data"]) == "jaxlm train quickstart '--config.data.dir=my data'"
+    )
+    assert which_data.training(str(tmp_path), ["seed=1"]) == (
+        f"jaxlm train quickstart --config.data.dir={tmp_path} --config.seed=1"
     )
     for word in ("data/techdocs", "configs/data/techdocs.py"):
         assert which_data.training(word, []) == "jaxlm train techdocs_35m"

@@ -167,18 +167,16 @@ def test_at_least_one_document_on_each_side(tmp_path, fraction, make_document):
     assert data.entry("a", "val")["documents"] >= 1
 
 
-@pytest.mark.parametrize("longest", [1, 400])
-def test_held_out_text_that_is_too_little_to_judge_by_is_said(tmp_path, make_document, longest):
-    """One document of 20 is as long as the others, or longer than all of them; a short one is held out."""
-    parts = [make_document("a", i) for i in range(19)]
-    listed, read = sources_of(a=[*parts, "\n".join(make_document("a", 100 + i) for i in range(longest))])
+@pytest.mark.parametrize(("length", "longest", "few"), [(40, 40, False), (40, 4000, True), (1, 1, True)])
+def test_held_out_text_that_is_too_little_to_judge_by_is_said(tmp_path, make_document, length, longest, few):
+    """One document of 20 is as long as the others, or longer than all of them; a short one is held out, or all are short."""
+    parts = ["\n".join(make_document("a", 100 * i + j) for j in range(length)) for i in range(19)]
+    listed, read = sources_of(a=[*parts, "\n".join(make_document("a", 10_000 + i) for i in range(longest))])
     said = []
     settings = build.BuildSettings(300, False, val_fraction=0.05)
     build.build_data(tmp_path, listed, settings, read=read, log=said.append)
     wrote = next(line for line in said if line.startswith("wrote a"))
-    assert ("held out, too few to judge by (a larger --config.data.val_fraction holds out more);" in wrote) == (
-        longest > 1
-    )
+    assert ("held out, too few to judge by (a larger --config.data.val_fraction holds out more);" in wrote) == few
 
 
 def test_held_out_text_that_is_most_of_a_source_is_said(tmp_path, make_document):
