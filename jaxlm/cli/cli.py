@@ -412,6 +412,9 @@ def _parse(name: str, verb: Verb, rest: list[str], workdir: str, needs_all: bool
         args.target, args.checkpoint = target, step
     elif not step:
         args.target = target or None
+    if verb.holds_runs and args.target:
+        args.target, *others = config_files.runs_in(args.target)
+        args.words = others + args.words
     if verb.rest and args.target and (args.config or workdir) and not _is_something(args.target):
         args.target, args.words = None, [args.target, *args.words]  # the run is named already: this is a prompt
     if args.target and "=" in args.target and not os.path.exists(args.target):

@@ -23,6 +23,7 @@ class Verb:
       rest, rest_help: the name of further plain arguments in the help, "PROMPT", and their help; stored in `args.words`.
       others: the name of plain arguments that are no config, "CONTESTANT"; stored in `args.words`, and the config is
         `base`, or that of --config.
+      holds_runs: True if the command takes a folder of runs for all of these.
       second: the name of a second plain argument in the help, "RUN_B"; stored in `args.other`.
       folder: the module of jaxlm.commands whose `config(args, overrides)` makes a config for a folder of documents; or "".
       models: "also" if the command takes a Hugging Face model's folder besides a run's, "only" if it takes no run; or "".
@@ -41,6 +42,7 @@ class Verb:
     rest: str = ""
     rest_help: str = "a text to continue; without one, those of the config"
     others: str = ""
+    holds_runs: bool = False
     second: str = ""
     folder: str = ""
     models: Literal["", "also", "only"] = ""
@@ -357,7 +359,8 @@ VERBS = {
         },
         reads_run=True,
         rest="RUN_B",
-        rest_help="another run: one page on all",
+        rest_help="another run: one page on all; also a folder of runs",
+        holds_runs=True,
     ),
     "verify": Verb(
         "verify",

@@ -95,6 +95,13 @@ def at_step(word: str) -> tuple[str, str]:
     return (folder, step) if named and not files.expanded(word).exists() else (word, "")
 
 
+def runs_in(word: str) -> list[str]:
+    """Returns the runs in a folder that is no run itself, by name; else the word."""
+    folder = files.expanded(word)
+    runs = [] if (folder / "config.json").exists() else sorted(folder.glob("*/metrics.jsonl"))
+    return [str(path.parent) for path in runs] or [word]
+
+
 def averaged(folder: str | pathlib.Path) -> pathlib.Path | None:
     """Returns RUN if the folder is RUN/average, the place of the run's average; else None."""
     run = pathlib.Path(folder).parent

@@ -65,6 +65,10 @@ def test_several_runs_stand_on_one_page_with_what_differs(tmp_path, capsys, monk
     told = json.loads(capsys.readouterr().out)
     assert [row["values"] for row in told["differing"] if row["name"] == "optim.lr"] == [[0.001, 0.002]]
     assert told["held_out"] == {"held-out loss": ["a", "b"]}
+    (tmp_path / "refused").mkdir()
+    (tmp_path / "refused/log.txt").touch()
+    assert cli.main(["report", "."]) == 0  # a folder of runs
+    assert capsys.readouterr().err == "open report-a-b-c.html\n"
     assert cli.main(["diff", *runs[:2]]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "last held-out loss: A 5.4600, B 5.4200, B - A -0.0400"
 

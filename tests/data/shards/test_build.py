@@ -209,6 +209,7 @@ def test_a_given_tokenizer_is_used(corpus, data, tmp_path):
     assert built.manifest["tokenizer"] == data.manifest["tokenizer"]
     assert corpus.build(tmp_path / "open", tokenizer_path=model, vocab_size=0).vocab_size == 325
     assert built.manifest["sources"]["code"]["train"]["shards"] == data.manifest["sources"]["code"]["train"]["shards"]
+    assert corpus.build(data.path, tokenizer_path=model).sha256 == data.sha256  # a run trained on it is trained on
     with pytest.raises(ConfigError, match="has 325 ids, not 400"):
         corpus.build(tmp_path / "e", tokenizer_path=model, vocab_size=400)
     with pytest.raises(ConfigError, match="cannot read the tokenizer"):
