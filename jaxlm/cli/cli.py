@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import errno
 import importlib
+import itertools
 import logging
 import os
 import pathlib
@@ -409,12 +410,14 @@ def _parse(name: str, verb: Verb, rest: list[str], workdir: str, needs_all: bool
     unknown = [word for word in getattr(args, "words", ()) if word.startswith("--")] or unknown  # "--promt=50% off"
     target, step = config_files.at_step(args.target or "")
     if step and verb.takes_step and _is_something(target):
+        if args.checkpoint not in ("latest", step) and name != "chat":
+            raise ConfigError(f"{args.target} and --checkpoint={args.checkpoint} name two checkpoints: give one")
         args.target, args.checkpoint = target, step
     elif not step:
         args.target = target or None
     if verb.holds_runs and args.target:
-        args.target, *others = config_files.runs_in(args.target)
-        args.words = others + args.words
+        words = (args.target, *args.words)
+        args.target, *args.words = itertools.chain.from_iterable(map(config_files.runs_in, words))
     if verb.rest and args.target and (args.config or workdir) and not _is_something(args.target):
         args.target, args.words = None, [args.target, *args.words]  # the run is named already: this is a prompt
     if args.target and "=" in args.target and not os.path.exists(args.target):

@@ -4,12 +4,11 @@ import argparse
 import dataclasses
 import functools
 import pathlib
-import shutil
 
 import jax
 
 from jaxlm import models
-from jaxlm.commands.import_hf import becoming, write
+from jaxlm.commands.import_hf import becoming, check_room, write
 from jaxlm.config import Config, ConfigError, config_files
 from jaxlm.data.batches.open import open_mixture
 from jaxlm.data.shards import vocabulary
@@ -51,19 +50,21 @@ def run(config: Config, args: argparse.Namespace) -> int:
     averages |= {_IN_TRAINING: moving} if moving else {}
     measured = {f"step {step}": part for step, part in parts.items()} | averages
     evaluate = _evaluator(latest, config)
-    rows, out = [], folder / config_files.AVERAGE
-    with becoming(out, 4 * tree.count(abstract), str(out)) as part, jax.set_mesh(latest.mesh):
+    rows, out, needed = [], folder / config_files.AVERAGE, 4 * tree.count(abstract)
+    together(lambda: check_room(folder, needed, str(out)), first_only=True)
+    with jax.set_mesh(latest.mesh):
         for name, weights in measured.items():
             losses = evaluate({"params": weights.params(abstract, shardings)})
             row = {"checkpoint": name, "parts": len(ways.get(name, "1"))}
             rows.append(row | {_CHOOSES: losses["val/even"], "loss": losses["val/odd"]})
-        by_loss = sorted(rows, key=lambda row: row[_CHOOSES])
-        best = next(row for row in by_loss if row["checkpoint"] in ways)
-        alone = next(row for row in by_loss if row["checkpoint"] not in ways)
-        name = best["checkpoint"]
-        made = f"{name}, of the steps {', '.join(map(str, ways[name]))}"
-        _write(config, part, averages[name], functools.partial(averages[name].params, abstract, shardings), made)
-        together(lambda: shutil.rmtree(out, ignore_errors=True), first_only=True)  # an earlier average
+    by_loss = sorted(rows, key=lambda row: row[_CHOOSES])
+    best = next(row for row in by_loss if row["checkpoint"] in ways)
+    alone = next(row for row in by_loss if row["checkpoint"] not in ways)
+    name = best["checkpoint"]
+    made = f"{name}, of the steps {', '.join(map(str, ways[name]))}"
+    with becoming(out, needed, str(out), replaces=True) as part:
+        params = functools.partial(averages[name].params, abstract, shardings)
+        _write(dataclasses.replace(config, workdir=str(out)), part, averages[name], params, made)
     if jax.process_index() == 0:
         print_table(rows, args.json)
     worse = best["loss"] > alone["loss"]
@@ -127,11 +128,9 @@ def _evaluator(run: model.Restored, config: Config) -> held_out.Evaluator:
 
 
 def _write(config: Config, part: pathlib.Path, average: origin.Origin, params, how: str) -> None:
-    """Writes the run that becomes RUN/average into the folder `part`."""
-    folder = pathlib.Path(config.workdir)
+    """Writes the run that becomes `config.workdir`, RUN/average, into the folder `part`."""
+    run = pathlib.Path(config.workdir).parent.resolve()
     data = dataclasses.replace(config.data, dir=str(pathlib.Path(config.data.dir).resolve()))
-    out = str(folder / config_files.AVERAGE)
-    made = dataclasses.replace(config, workdir=out, origin=str(folder.resolve()), origin_state=False, data=data)
+    made = dataclasses.replace(config, origin=str(run), origin_state=False, data=data)
     saving.save_weights(part / "checkpoints", params, redact(dataclasses.asdict(made)))
-    why = f"the average of {folder.resolve()}: {how}"
-    together(lambda: write(made, average.tokenizer(), part, why), first_only=True)
+    together(lambda: write(made, average.tokenizer(), part, f"the average of {run}: {how}"), first_only=True)

@@ -91,24 +91,34 @@ def check_new(out: pathlib.Path, flag: str) -> None:
         raise ConfigError(f"{flag}={out} is not empty: give a new folder")
 
 
+def check_room(folder: pathlib.Path, needed: int, name: str) -> None:
+    """Raises RunError if the disk of `folder` lacks room for `needed` bytes; `name` is the folder in the line."""
+    if needed > (free := shutil.disk_usage(folder).free):
+        raise RunError(f"{name} needs about {size(needed)}, and {size(free)} are free there: free some room")
+
+
 @contextlib.contextmanager
-def becoming(out: pathlib.Path, needed: int, name: str) -> Iterator[pathlib.Path]:
+def becoming(out: pathlib.Path, needed: int, name: str, replaces: bool = False) -> Iterator[pathlib.Path]:
     """Yields a new folder next to `out`, if the disk has room; renames it to `out` if the block succeeds, else deletes it.
 
-    `name`: the folder in the refusal.
+    `name`: the folder in the refusal. `replaces`: `out` may be there, and goes.
     """
     part = out.with_name(f".{out.name}.importing")
 
     def begin() -> None:
         shutil.rmtree(part, ignore_errors=True)  # of an import that was killed
         part.mkdir(parents=True)
-        if needed > (free := shutil.disk_usage(part).free):
-            raise RunError(f"{name} needs about {size(needed)}, and {size(free)} are free there: free some room")
+        check_room(part, needed, name)
+
+    def end() -> None:
+        if replaces:
+            shutil.rmtree(out, ignore_errors=True)
+        os.rename(part, out)
 
     try:
         together(begin, first_only=True)
         yield part
-        together(lambda: os.rename(part, out), first_only=True)
+        together(end, first_only=True)
     finally:
         if jax.process_index() == 0:
             shutil.rmtree(part, ignore_errors=True)

@@ -28,11 +28,12 @@ def run(config: Config, args: argparse.Namespace) -> int:
     from jaxlm.serve.batcher import Batcher
 
     key = args.api_key if args.api_key is not None else os.environ.get("JAXLM_API_KEY", "")
-    read = model.opener(config, args.checkpoint, peft.READERS, args.words)  # first: whoever is refused takes no port
+    read = model.opener(config, args.checkpoint, peft.READERS, args.words)  # first: most refusals take no port
     with address.listen(args.host, args.port) as listening:
         if not key and not guard.is_loopback(args.host):
             say(f"anyone who reaches {args.host} can use this server: --api-key=KEY asks for a key")
         restored = weights.chosen(config, read())
+        del read  # it holds what was read of the adapters
         with jax.set_mesh(restored.mesh):
             with working("laying out the model"):
                 sizes = {"rows": args.rows, "queue": args.queue}

@@ -127,8 +127,8 @@ def nearest_key(key: str, keys: Sequence[str]) -> str:
     if known := theirs.hint(key, keys):
         return known
     near, section = meant(key, keys), key.partition(".")[0]
-    known = section if any(each.startswith(f"{section}.") for each in keys) else "all"
-    return f"did you mean config.{near}?" if near else f"jaxlm train --help={known} lists all keys"
+    page = section if any(each.startswith(f"{section}.") for each in keys) else "all"
+    return f"did you mean config.{near}?" if near else f"jaxlm train --help={page} lists all keys"
 
 
 def meant(key: str, keys: Sequence[str]) -> str:

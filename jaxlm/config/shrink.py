@@ -78,7 +78,7 @@ def summary(c: Config, unread: str = "") -> str:
         f"shrunk: {m.n_layers} layers of d {m.d_model}, vocabulary {m.vocab_size:,}, {t.batch_size} rows of {t.seq_len}, "
         f"steps and dollars over {BY} ({t.steps} steps{f'; phases end after {ends}' * bool(ends)}), evaluated every "
         f"{t.eval_every_steps} and saved every {c.checkpoint.every_steps}, the embedded corpus in {c.data.dir}"
-        f"{f' in place of {unread}' * bool(unread)}, ${c.hardware.usd_per_hour:.2f} an hour"
+        f"{f' in place of {unread}' * (unread not in ('', c.data.dir))}, ${c.hardware.usd_per_hour:.2f} an hour"
     )
 
 

@@ -84,17 +84,20 @@ def paired(a: np.ndarray, b: np.ndarray) -> tuple[float, float, float]:
     mean, n = float(differences.mean()), len(differences)
     if not np.any(differences):
         return 1.0, 0.0, 0.0
-    random, at_once, far, means = np.random.default_rng(_SEED), max(1, _CHUNK // n), 0, []
+    random, at_once, far, means = np.random.default_rng(_SEED), max(1, _CHUNK // n), 1, []
+    least = abs(mean) - 1e-9 * np.abs(differences).mean()  # rounding must not part equal means
+
+    def as_far(kept: np.ndarray) -> int:
+        return int(np.sum(np.abs(kept @ (2 * differences / n) - mean) >= least))
+
     for start in range(0, _DRAWS, at_once):
         size = (min(at_once, _DRAWS - start), n)
-        flipped = random.integers(0, 2, size, np.int8) @ (2 * differences / n) - mean
-        far += int(np.sum(np.abs(flipped) >= abs(mean) * (1 - 1e-9)))
+        far += as_far(random.integers(0, 2, size, np.int8))
         means.append(differences[random.integers(0, n, size, np.int32)].mean(axis=1))
     low, high = np.quantile(np.concatenate(means), (0.025, 0.975))
-    if n > _ALL:
-        return (far + 1) / (_DRAWS + 1), float(low), float(high)
-    signed = (np.arange(2**n)[:, None] >> np.arange(n) & 1) @ (2 * differences / n) - mean
-    return float(np.mean(np.abs(signed) >= abs(mean) * (1 - 1e-9))), float(low), float(high)
+    few = n <= _ALL
+    p = as_far(np.arange(2**n)[:, None] >> np.arange(n) & 1) / 2**n if few else far / (_DRAWS + 1)
+    return p, float(low), float(high)
 
 
 def scores(

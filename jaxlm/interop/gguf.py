@@ -55,7 +55,8 @@ def architecture(config: ModelConfig) -> str:
 
 def check(config: ModelConfig, tokenizer: Coder) -> None:
     """Raises ConfigError if GGUF can't hold the model or its tokenizer, or the package `gguf` is missing."""
-    package(), architecture(config)
+    package()
+    architecture(config)
     if not isinstance(tokenizer, Tokenizer):
         raise ConfigError(
             "--to=gguf works only with tokenizers that jaxlm made: export this model with --to=hf, and convert that folder "

@@ -323,6 +323,11 @@ def test_a_step_behind_the_run_is_short_for_checkpoint(capsys, tmp_path, seen, v
     assert [(c.workdir, args.checkpoint) for c, args in given] == [(folder, "60")] * 2
 
 
+def test_two_checkpoints_are_refused(steps_of, tmp_path):
+    folder = a_run(tmp_path / "run")
+    assert "name two checkpoints: give one" in steps_of("eval", f"{folder}@60", "--checkpoint=80")
+
+
 def test_a_prompt_may_end_as_a_step_does(capsys, tmp_path, seen):
     given = seen("sample")
     assert run(capsys, "sample", f"--config={a_run(tmp_path / 'run')}", "meet me @60") == (0, "", "")

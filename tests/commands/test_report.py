@@ -69,6 +69,9 @@ def test_several_runs_stand_on_one_page_with_what_differs(tmp_path, capsys, monk
     (tmp_path / "refused/log.txt").touch()
     assert cli.main(["report", "."]) == 0  # a folder of runs
     assert capsys.readouterr().err == "open report-a-b-c.html\n"
+    make_run(tmp_path / "more/d")
+    assert cli.main(["report", runs[0], "more"]) == 0
+    assert capsys.readouterr().err == "open report-a-d.html\n"
     assert cli.main(["diff", *runs[:2]]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "last held-out loss: A 5.4600, B 5.4200, B - A -0.0400"
 

@@ -120,11 +120,13 @@ def check_held_out(config: Config, overrides: Sequence[str]) -> None:
     """Raises ConfigError if the command names another `data.val_fraction` than that of finished data without texts."""
     file, texts = pathlib.Path(config.data.dir, MANIFEST), any(s.path for s in config.data.sources.values())
     if not texts and file.is_file() and any(override.startswith("data.val_fraction=") for override in overrides):
-        had = files.json_of(files.read_soon(file)).get("recipe", {}).get("val_fraction")
-        if had and float(had) != config.data.val_fraction:
-            raise ConfigError(
-                f"{file} holds out {had} of the documents (data.val_fraction): delete it to part them anew"
-            )
+        try:
+            had = float(files.json_of(files.read_soon(file))["recipe"]["val_fraction"])
+        except (OSError, files.NoAnswer, *files.MANGLED):
+            return  # whoever opens the data says what is wrong
+        if had != config.data.val_fraction:
+            anew = f"delete {file} to part them anew" if file.with_name(PREPARED).exists() else "leave the key out"
+            raise ConfigError(f"{file.parent} holds out {had:g} of its documents (data.val_fraction): {anew}")
 
 
 def _names_the_folder_alone(word: str | None, overrides: Sequence[str]) -> bool:

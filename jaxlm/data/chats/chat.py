@@ -235,7 +235,8 @@ class Writer:
         Calls' arguments as objects; as given; with "" where a message has no content, which few templates without tools take.
         """
         called, plain = ([_ready(m, called) if len(m) > 2 else m for m in messages] for called in (True, False))
-        *others, last = [key for key, _ in itertools.groupby((called, plain, [{"content": "", **m} for m in plain]))]
+        forms = called, plain, *([{"content": "", **m} for m in form] for form in (called, plain))
+        *others, last = [form for number, form in enumerate(forms) if form not in forms[:number]]
         for form in others:
             with contextlib.suppress(ConfigError):
                 return write(self.sound(form))

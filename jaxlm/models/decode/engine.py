@@ -217,11 +217,11 @@ class Engine:
         self.state = ring.empty(self.model, self.rows, self.lengths[0])
 
     def _lengths(self, places: int) -> list[int]:
-        """Returns the ring's lengths: doublings of the shortest up to half of the last, which is `places` rounded up."""
+        """Returns the ring's lengths: doublings of the shortest that are well below the last, which is `places` rounded up."""
         # Multiples of a chunk, so that a prompt's last chunk fits, and few, since each compiles a program.
-        step = max(self.chunk, power_of_two(places) // 8)
+        step = max(1, power_of_two(places) // 8 // self.chunk) * self.chunk
         last, lengths = -(-max(places, self._shortest) // step) * step, [self._shortest]
-        while 2 * lengths[-1] <= last:
+        while 4 * lengths[-1] <= 3 * last:
             lengths.append(2 * lengths[-1])
         return [*lengths[:-1], last]
 

@@ -382,7 +382,7 @@ class Scheduler:
         return True
 
 
-def answers(engine: Engine, tickets: Sequence[Ticket], rows: int = 0) -> Iterator[tuple[int, Update]]:
+def answers(engine: Engine, tickets: Sequence[Ticket], rows: int = 0, places: int = 0) -> Iterator[tuple[int, Update]]:
     """Answers requests that are known beforehand. Yields (number of the ticket, its news) as they come, until all have ended.
 
     An answer depends on its request and the weights, and on the other answers only by rounding. The same call gives the same
@@ -391,13 +391,14 @@ def answers(engine: Engine, tickets: Sequence[Ticket], rows: int = 0) -> Iterato
     Args:
       tickets: their listeners are replaced.
       rows: how many are answered at once, at most; 0: a power of two, at most ROWS.
+      places: of the longest prompt with its new tokens, at least; several calls with the same compile the same programs.
 
     Raises:
       ConfigError: a prompt is empty, has an id outside the vocabulary or leaves no room in the context.
       RunError: the logits are not finite.
     """
     check_prompts(engine.model, [ticket.ask.ids for ticket in tickets])
-    places = max((len(ticket.ask.ids) + ticket.ask.max_new_tokens for ticket in tickets), default=0)
+    places = max(places, *(len(ticket.ask.ids) + ticket.ask.max_new_tokens for ticket in tickets), 0)
     engine.reset(rows or min(ROWS, power_of_two(len(tickets))), places)
     scheduler, news = Scheduler(engine, batch=True), collections.deque[tuple[int, Update]]()
     for number, ticket in enumerate(tickets):
@@ -412,10 +413,10 @@ def answers(engine: Engine, tickets: Sequence[Ticket], rows: int = 0) -> Iterato
             yield number, update
 
 
-def tokens_of(engine: Engine, asks: Sequence[Ask], rows: int = 0) -> list[list[Token]]:
+def tokens_of(engine: Engine, asks: Sequence[Ask], rows: int = 0, places: int = 0) -> list[list[Token]]:
     """Returns all tokens of each answer (see `answers`)."""
     tokens: list[list[Token]] = [[] for _ in asks]
-    for number, update in answers(engine, [Ticket(ask) for ask in asks], rows):
+    for number, update in answers(engine, [Ticket(ask) for ask in asks], rows, places):
         tokens[number] += update.tokens
     return tokens
 

@@ -138,7 +138,8 @@ class Rollouts:
             schedule.Ask(tuple(item.ids), c.rollout.max_new_tokens, seed=seed, **own)
             for item, seed in zip(items, seeds, strict=True)
         ]
-        drawn = schedule.tokens_of(self._engine, asks, rows)
+        # As long as a row of the batch has room for, not as this step's longest prompt: each length compiles anew.
+        drawn = schedule.tokens_of(self._engine, asks, rows, c.train.seq_len // policy.in_row(c))
         self._engine.unload()  # the update needs the memory
         return [self._answer(tokens) for tokens in drawn]
 

@@ -317,7 +317,12 @@ def test_another_share_to_hold_out_of_finished_data_is_refused(tmp_path):
     for more in ([], [f"data.val_fraction={own}"]):
         check("base", *where, *more)
     said = refused("base", *where, "data.val_fraction=0.3")
-    assert f"manifest.json holds out {own} of the documents (data.val_fraction): delete it to part them anew" in said
+    assert f"holds out {own} of its documents (data.val_fraction): leave the key out" in said
+    (tmp_path / "prepared.json").write_text("{}")  # what jaxlm prepare made can be parted anew
+    assert f"delete {tmp_path / 'manifest.json'} to part them anew" in refused("base", *where, "data.val_fraction=0.3")
+    for damage in ("{", '{"recipe": [1]}', '{"recipe": {"val_fraction": "x"}}'):
+        (tmp_path / "manifest.json").write_text(damage)
+        check("base", *where, "data.val_fraction=0.3")  # whoever opens the data says what is wrong
 
 
 def test_the_command_that_trains_on_the_data(tmp_path):

@@ -200,6 +200,14 @@ def test_arguments_stay_text_where_the_template_wants_text(tmp_path):
     assert said(tokenizer, found) == ['{"a": 1}<|im_end|>']
 
 
+def test_a_template_may_want_arguments_as_objects_and_a_content(tmp_path):
+    listed = "+ m.content + (m.tool_calls[0].function.arguments | items | list | string if m.tool_calls else '') +"
+    tokenizer = theirs(tmp_path, CHATML.replace("+ m.content +", listed))
+    call = CALL | {"content": Absent(), "tool_calls": [{"function": {"name": "on", "arguments": '{"a": 1}'}}]}
+    (found,) = masks.masked(tokenizer, [Chat((*talk([("user", "x")]).messages, call), Place("a", 1))])
+    assert said(tokenizer, found) == ["[('a', 1)]<|im_end|>"]
+
+
 @pytest.mark.parametrize("content", ["", Absent()])
 def test_what_the_template_writes_nowhere_is_told(ours, tmp_path, content):
     """What ours refuses too."""

@@ -1,6 +1,7 @@
 """Many answers at once: each is what its prompt, its seed and the weights say, to the bit where the call is the same."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -67,6 +68,23 @@ def test_an_answer_is_its_row_alone_and_its_log_probabilities_are_the_full_forwa
         bursts = [one.step(np.arange(4) == 2, steps=4).token_NxB[:, 2].tolist() for _ in range(4)]
         assert [token for burst in bursts for token in burst][:14] == expected()[number][0]
     assert len({tuple(new) for new in ids(expected())}) == 9
+
+
+@pytest.mark.parametrize("chunk", [8, 24])
+def test_a_batch_has_a_ring_for_its_longest_text(chunk):
+    one = engine(2, chunk=chunk)
+    for places in (0, 1, 20, 33, 49, 64):
+        one.reset(places=places)
+        wanted = min(places or 64, 64)
+        assert all(length % chunk == 0 for length in one.lengths)
+        assert one.lengths == sorted(set(one.lengths))
+        assert wanted <= one.lengths[-1] <= max(one.lengths[0], wanted + max(chunk, wanted // 4) - 1)
+        assert all(longer <= 4 * shorter for shorter, longer in itertools.pairwise(one.lengths))
+    drawn = draw(one := engine(2, chunk=8), PROMPTS[1:2], 6, SEEDS[:1])
+    assert one.lengths == [16, 40]
+    whole = tokens_of(again := engine(2, chunk=8), asks(PROMPTS[1:2], 6, SEEDS[:1]), 2, places=64)
+    assert again.lengths == [16, 32, 64]
+    assert ids(drawn) == [[token.id for token in tokens] for tokens in whole]
 
 
 def test_more_answers_than_rows_are_the_same_answers():
