@@ -260,8 +260,7 @@ class Engine:
     def resize(self, slots: int) -> None:
         """Changes the ring's length; requests continue. The tokens of live rows, and the next to be written, must fit."""
         here, there = self.lengths.index(self.slots), self.lengths.index(slots)
-        way = self.lengths[here + 1 : there + 1] or self.lengths[there:here][::-1]
-        for length in way:
+        for length in self.lengths[here + 1 : there + 1] or self.lengths[there:here][::-1]:
             self.state = ring.resized(self.state, length)
 
     def begin(self, *prompts: typing.Sequence[int], settings: Settings = Settings()) -> Prefill:

@@ -398,7 +398,7 @@ def answers(engine: Engine, tickets: Sequence[Ticket], rows: int = 0, places: in
       RunError: the logits are not finite.
     """
     check_prompts(engine.model, [ticket.ask.ids for ticket in tickets])
-    places = max(places, *(len(ticket.ask.ids) + ticket.ask.max_new_tokens for ticket in tickets), 0)
+    places = max([places, *(len(ticket.ask.ids) + ticket.ask.max_new_tokens for ticket in tickets)])
     engine.reset(rows or min(ROWS, power_of_two(len(tickets))), places)
     scheduler, news = Scheduler(engine, batch=True), collections.deque[tuple[int, Update]]()
     for number, ticket in enumerate(tickets):
