@@ -106,7 +106,7 @@ def _next(config: Config, to: str, out: str, place: pathlib.Path, source: export
         return f"jaxlm export {of}, then as in {card_path}"
     if config.program == "reward" or (base and (base.ids or "/" in base.name)):
         return f"{card_path} shows how to load it"
-    return f"jaxlm chat {folder}" if chats else f'jaxlm sample {folder} "Once upon a time"'
+    return f"jaxlm chat {folder}" if chats else f'jaxlm sample {folder} "The"'
 
 
 def _check_kind(config: Config, opened: origin.Origin, to: str) -> None:

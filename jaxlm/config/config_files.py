@@ -168,7 +168,7 @@ def _hint(name: str) -> str:
         return f"did you mean {' or '.join(map(repr, near))}?"
     if "/" in name:
         return "there is no such folder; a config is a shipped name or a FILE.py, a run a folder with config.json"
-    return f"shipped: {', '.join(_all_shipped())}"
+    return "jaxlm help configs lists the shipped ones"
 
 
 def did_you_mean(path: pathlib.Path) -> str:

@@ -14,7 +14,7 @@ from scipy import stats
 
 from jaxlm.config import ConfigError
 from jaxlm.eval.results import TaskResult, has
-from jaxlm.report.benchmarks import BITS, TASKS, accuracy, title
+from jaxlm.report.benchmarks import BITS, accuracy, title
 
 LEVEL = 0.05  # below this p-value two models differ
 _DRAWS, _CHUNK = 4999, 2_000_000  # random draws of a test; numbers in memory at a time
@@ -219,9 +219,10 @@ def _families(comparisons: Sequence[Comparison]) -> list[list[int]]:
 
 def words(comparisons: Sequence[Comparison], a: str, b: str) -> list[str]:
     """Returns a sentence for each task, and remarks: too few items, items left out, how p-values were corrected."""
-    lines = []
+    lines, questions = [], {c.task for c in comparisons if c.metric != BITS}
     for task in dict.fromkeys(c.task for c in comparisons):
-        lines.append("; ".join(_clause(c, a, b) for c in comparisons if c.task == task))
+        whose = "of the answers" if task in questions else f"on {title(task)}, the mean of documents,"
+        lines.append("; ".join(_clause(c, a, b, whose) for c in comparisons if c.task == task))
     if any(c.n < _FEW and c.task != "votes" for c in comparisons):
         lines.append(f"fewer than {_FEW} items can't tell two models apart: ask more")
     for c in comparisons:
@@ -238,12 +239,10 @@ def words(comparisons: Sequence[Comparison], a: str, b: str) -> list[str]:
     return lines
 
 
-def _clause(c: Comparison, a: str, b: str) -> str:
+def _clause(c: Comparison, a: str, b: str, whose: str) -> str:
     p = f"(p {probability(c.adjusted)})"
     if c.metric == BITS:
-        bits = "bits per byte " + (
-            "of the answers" if c.task in TASKS else f"on {title(c.task)}, the mean of documents,"
-        )
+        bits = f"bits per byte {whose}"
         if not c.apart:
             return f"{bits} can't be told apart: {_short(c.a)} and {_short(c.b)} {p}"
         moved = "lower" if c.difference < 0 else "higher"

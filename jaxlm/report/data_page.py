@@ -64,7 +64,7 @@ def _tiles(sources: dict[str, dict]) -> Markup:
         (count(len(sources)), "sources"),
         (count(read[0]), f"documents read, {size(read[1])}"),
         (count(kept[0]), f"kept, {share(kept[0], read[0])}"),
-        (size(kept[1]), f"kept, {share(kept[1], read[1])} of the bytes"),
+        (size(kept[1]), f"kept, {share(kept[1], read[1])} of the bytes with their markup"),
         *((count(n), f"removed by {name}") for name, n in removed.most_common(2) if n),
     ]
     return markup.tiles(tiles)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import pathlib
 import platform
 from collections.abc import Mapping, Sequence
@@ -113,10 +114,16 @@ def since_last_start(folder: pathlib.Path, config: Config, new: dict) -> list[di
         keys = {row["name"].rpartition(".")[2] for row in changed}  # a choice that follows from a key
         for name, fact in was[what].items():
             news = name not in keys and name != "dirty" and not name.startswith(_NO_NEWS)
-            if news and name in now[what] and now[what][name] != fact:
+            if news and name in now[what] and not _same(fact, now[what][name]):
                 key = f"{what}.{name}" if what in ("hardware", "code") else name
                 changed.append({"name": key, "was": fact, "is": now[what][name]})
     return changed
+
+
+def _same(was: object, now: object) -> bool:
+    """True if two facts are equal, or two names of one folder."""
+    paths = isinstance(was, str) and isinstance(now, str) and "/" in was + now
+    return was == now or (paths and os.path.realpath(was) == os.path.realpath(now))
 
 
 def words(changed: list[dict]) -> list[str]:

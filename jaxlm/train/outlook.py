@@ -84,7 +84,7 @@ def of_run(folder: pathlib.Path, config: Config) -> Outlook:
 
 _NEXT = {
     "": "jaxlm train {}",  # an interrupted run
-    "pretrain": 'jaxlm sample {} "Once upon a time"',
+    "pretrain": 'jaxlm sample {} "The"',
     "reward": "jaxlm train ppo --config.origin=SFT_RUN --config.reward.model={} --config.data.path=PROMPTS",
 }
 

@@ -115,7 +115,7 @@ def test_it_ends_with_what_reads_the_folder_and_what_uploads_it(run, tmp_path, m
     assert cli.main(["export", str(run), "--to=hf", "--out=my out"]) == 0
     upload, uses = capsys.readouterr().err.splitlines()[-2:]
     assert upload == "to the hub: the same with --push=YOU/mine (docs/export.md)"
-    assert uses == "next: jaxlm sample 'my out' \"Once upon a time\""
+    assert uses == "next: jaxlm sample 'my out' \"The\""
     assert cli.main([*shlex.split(uses)[2:], "--max-new-tokens=2"]) == 0
     c, source = (
         config.resolve(config_files.of_run(run, [])),

@@ -103,7 +103,7 @@ ABSENT = "no config file, shipped config or folder"
         ("data", False, ABSENT),
         ("./nosuch", False, "a run a folder with config.json"),
         ("./quickstart", False, "did you mean 'quickstart'?"),
-        ("nosuch.py", False, "shipped: domain_7b, "),
+        ("nosuch.py", False, "jaxlm help configs lists the shipped ones"),
         ("runs/frist", False, "did you mean 'runs/first'?"),
         ("runs/100%", False, "a run a folder with config.json"),
         ("texts/*.jsonl", False, "a run a folder with config.json"),

@@ -106,6 +106,8 @@ def test_the_words():
         "p-values are corrected for the number of comparisons (Holm), scores and bits per byte apart: 1 and 1",
     ]
     assert [one.better for one in found] == ["", "b"]
+    own = compare.benchmarks({"mine": result(accs, bits, "mine")}, {"mine": result(accs, bits, "mine")})
+    assert "; bits per byte of the answers can't be told apart" in compare.words(own, "A", "B")[0]
     better = compare.benchmarks({"piqa": result(np.zeros(50), task="piqa")}, {"piqa": result(np.ones(50), task="piqa")})
     assert compare.words(better, "runs/a", "runs/b") == ["runs/b is better on PIQA: 1.000 against .000 (p < .001)"]
 

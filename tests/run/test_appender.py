@@ -2,6 +2,7 @@
 
 import errno
 import os
+import threading
 import subprocess
 import sys
 
@@ -18,6 +19,8 @@ class Disk:
         monkeypatch.setattr(metrics.os, "write", self.write)
 
     def write(self, descriptor, data):
+        if threading.current_thread() is not threading.main_thread():  # a log.txt of another test
+            return self._write(descriptor, data)
         if not self.room:
             raise OSError(self._code, os.strerror(self._code))
         written = self._write(descriptor, bytes(data[: self.room]))

@@ -94,14 +94,15 @@ def test_secrets_are_not_shown(tmp_path):
 
 def test_what_changed_since_the_last_start(tmp_path):
     """Choices that follow from a key are told once; what only says how it is logged is not told; nor is the first start."""
-    keys = [f"workdir={tmp_path}"]
+    keys = [f"workdir={tmp_path}", f"data.tokenizer={tmp_path}/t"]
     c = config.resolve(config_files.load("quickstart", keys))
     found = {"manifest_sha256": "0", "hardware": {"device_kind": "A100", "devices": 1, "host": "a"}}
     found |= {"choices": {"remat": "none", "attention": "xla"}}
     assert differences.since_last_start(tmp_path, c, found) == []
     ledger.record_start(tmp_path, c, step=0, changed=[], **found)
     assert differences.since_last_start(tmp_path, c, found) == []
-    new = ["model.remat=full", "log.every_steps=7", "notify.urls=('https://hooks.example/SECRET',)"]
+    new = [f"data.tokenizer={tmp_path}/../{tmp_path.name}/t"]  # another name of the same folder
+    new += ["model.remat=full", "log.every_steps=7", "notify.urls=('https://hooks.example/SECRET',)"]
     c = config.resolve(config_files.load("quickstart", [*keys, *new]))
     found |= {"hardware": {"device_kind": "H100", "devices": 1, "host": "b"}}
     found |= {"choices": {"remat": "full", "attention": "cudnn"}}

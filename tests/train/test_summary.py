@@ -76,7 +76,7 @@ def test_what_is_next_follows_from_how_the_run_ended(tmp_path, ended, following)
 
 def test_the_command_after_a_run_is_that_of_its_kind():
     said = {name: outlook.next_command(name, pathlib.Path("-a b")) for name in ("pretrain", "sft", "grpo", "reward")}
-    assert said["pretrain"] == "jaxlm sample './-a b' \"Once upon a time\""
+    assert said["pretrain"] == "jaxlm sample './-a b' \"The\""
     assert said["sft"] == said["grpo"] == "jaxlm chat './-a b'"
     assert said["reward"].startswith("jaxlm train ppo ")
 

@@ -263,9 +263,9 @@ def _conclude(opened: Opened, ending: loop.Ending, clock: Clock) -> None:
     def write_down() -> None:
         why = ending.why or ending.code
         ledger.end(folder, step=clock.step, code=EXIT_CODES[ending.code], why=why, cause=ending.cause)
-        with clock.spend(EVALUATE, "report"):
-            pages.of_run(c, folder)
+        pages.of_run(c, folder)
 
+    clock.begin(EVALUATE, "the report")  # the state is saved: no supervisor must say that it waits for a save
     together(write_down, first_only=True)
     _say_ending(ending, folder, c.program, all_done=clock.step == c.train.steps and not ending.why)  # `why`: a rollback
     with clock.spend(MIRROR):

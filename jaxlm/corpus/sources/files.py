@@ -102,7 +102,12 @@ def find(
         elif others is not None:
             others[suffix(name)] += 1
     if not listed:
-        raise ConfigError(f"source '{path}' has no file ending in {suffixes}")
+        more = (
+            "; jaxlm prepare makes text of HTML, code and others, in DATA/documents"
+            if formats == registry.PLAIN
+            else ""
+        )
+        raise ConfigError(f"source '{path}' has no file ending in {suffixes}{more}")
     return sorted(listed, key=lambda file: file.name)
 
 

@@ -27,6 +27,7 @@ from jaxlm.data.tokenizer import coder
 from jaxlm.data.tokenizer.coder import Coder
 
 _EPOCHS = 4  # whose orders are remembered
+_FEW = 20  # held-out examples by which a model can't be judged
 
 
 class Item(typing.NamedTuple):
@@ -323,6 +324,9 @@ def make(
         if not len(val):
             why = f"there is one {what[:-1]}" if len(whole) == 1 else f"all {what} have the same prompt"
             say(f"none of the {what} is held out, since {why}: set examples.val_path to measure what is learnt")
+        elif len(val) < _FEW:
+            more = "raise data.val_fraction, or set examples.val_path"
+            say(f"{len(val)} of {len(whole):,} {what} are held out, too few to judge by: {more}")
     for line in notes.lines():
         say(line)
     if pairs or not replay or coder.virtual_ids(tokenizer):  # prompt tuning does not change the model

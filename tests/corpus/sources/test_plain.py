@@ -148,7 +148,7 @@ def test_a_large_txt_is_cut_at_blank_lines_and_loses_nothing(tmp_path, monkeypat
         (None, "none", {}, "no such file or folder"),
         (None, "none/*.txt", {}, "has no file ending in .txt"),
         (("x.csv", b"a"), "x.csv", {}, "is none of .txt, .jsonl"),
-        (("x.csv", b"a"), "", {}, "has no file ending in"),
+        (("x.html", b"a"), "", {}, "; jaxlm prepare makes text of HTML, code and others, in DATA/documents"),
         (("x.jsonl", b'{"body": "a"}\n'), "", {}, "no text in field 'text'; its fields are body: set text_key"),
         (("x.jsonl", b"{\n"), "", {}, "gave no document .*malformed JSON line"),
         (("x.txt", b" \n"), "", {}, "gave no document .*empty"),

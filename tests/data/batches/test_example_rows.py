@@ -274,7 +274,8 @@ def test_what_is_told(tokenizer, tmp_path):
     assert made.passes(10)["examples"] > 10
     said.clear()
     tiny_chats.make(tiny_chats.chats(tmp_path / "c.jsonl", 30, 4), tokenizer, sizes=(0, 120, 4), say=said.append)
-    assert [line.partition(" of 30 chats ")[2].partition(" ")[0] for line in said] == ["lost"]
+    assert [line.partition(" of 30 chats ")[2].partition(" ")[0] for line in said] == ["lost", "are"]
+    assert "held out, too few to judge by: raise data.val_fraction" in said[1]
 
 
 @pytest.mark.parametrize("pairs", [False, True])
