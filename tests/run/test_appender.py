@@ -2,9 +2,9 @@
 
 import errno
 import os
-import threading
 import subprocess
 import sys
+import threading
 
 import pytest
 
