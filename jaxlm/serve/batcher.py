@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 import jax
 
 from jaxlm.config import RunError
+from jaxlm.host import files
 from jaxlm.models.decode.engine import Engine
 from jaxlm.models.decode.schedule import Ask, Scheduler, Ticket, Update
 from jaxlm.models.transformer import Transformer
@@ -60,6 +61,7 @@ class Batcher:
 
     def warm(self, tell: Callable[[str], None]) -> None:
         self.engine.warm(tell)
+        files.trim_memory()  # compiling leaves 300 MB
 
     def submit(self, ask: Ask, tell: Callable[[Update], None]) -> Ticket:
         """Submits a request, from any thread. `tell` is called on the batcher's thread: it must be quick.

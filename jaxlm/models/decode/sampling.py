@@ -65,10 +65,20 @@ def sample_rows(logits_BxV: jax.Array, rows: Rows, drawn_B: jax.Array) -> jax.Ar
         limited = (sampled_B & ((rows.top_k_B > 0) | (rows.top_p_B < 1) | (rows.min_p_B > 0))).any()
         scores_BxV = jax.lax.cond(limited, lambda: _limited(scores_BxV, rows), lambda: scores_BxV)
         keys_B = jax.vmap(lambda seed, step: jax.random.fold_in(jax.random.key(seed), step))(rows.seed_B, drawn_B)
-        choice_B = jax.vmap(jax.random.categorical)(keys_B, scores_BxV).astype(jnp.int32)
-        return jnp.where(sampled_B, choice_B, first_argmax(logits_BxV))
+        return jnp.where(sampled_B, _draw(scores_BxV, keys_B), first_argmax(logits_BxV))
 
     return jax.lax.cond(sampled_B.any(), draw, lambda: first_argmax(logits_BxV))
+
+
+def _draw(scores_BxV: jax.Array, keys_B: jax.Array) -> jax.Array:
+    """Returns the first token of each row at which the summed probabilities pass a uniform number, int32 (B,)."""
+    # Noise for each token (jax.random.categorical) takes four times as long: a fifth of a small model's step on a CPU.
+    probs_BxV = jax.nn.softmax(scores_BxV)
+    sums_BxV = jnp.where(
+        probs_BxV > 0, jnp.cumsum(probs_BxV, axis=-1), 0
+    )  # excluded tokens stay out, however sums round
+    uniform_Bx1 = jax.vmap(jax.random.uniform)(keys_B)[:, None]
+    return first_argmax(sums_BxV > uniform_Bx1 * sums_BxV.max(axis=-1, keepdims=True))
 
 
 def _limited(scores_BxV: jax.Array, rows: Rows) -> jax.Array:

@@ -320,6 +320,20 @@ def test_rows_draw_by_their_own_settings():
     near(shares(min_p=0.3, top_p=0.8), [0.4, 0.3, 0, 0, 0, 0])  # of what min-p leaves, 0.82 by two
 
 
+def test_of_a_large_vocabulary_only_what_is_allowed_is_drawn():
+    count, allowed = 3000, {7: 0.2, 9_000: 0.5, 19_999: 0.3}
+    logits_V = np.full(20_001, -np.inf, np.float32)
+    logits_V[list(allowed)] = np.log([*allowed.values()])
+    fill = {"temperature_B": 1.0, "top_k_B": 0, "top_p_B": 1.0, "likeliest_B": -1, "min_p_B": 0.0, "adapter_B": 0}
+    rows = {name: np.full(count, value) for name, value in fill.items()} | {"seed_B": np.arange(count, dtype=np.uint32)}
+    rows = Rows(bias_BxV=0, penalties_Bx3=0, seen_BxV=0, **rows)
+    ids, drawn = np.unique(
+        tiny.jit(sample_rows)(np.tile(logits_V, (count, 1)), rows, np.zeros(count, np.int32)), return_counts=True
+    )
+    assert [*ids] == [*allowed]
+    np.testing.assert_allclose(drawn / count, [*allowed.values()], atol=0.03)
+
+
 def test_a_row_that_lives_alone_is_computed_alone():
     """On a CPU a step of eight rows takes longer than one of one; every setting that it lacks brings back all rows."""
     one = engine(speculate=True)
