@@ -3,14 +3,18 @@
 Prints tokens per second, time to the first token, gaps between tokens and bandwidth by number of clients. Then each figure
 with its target: 8 clients against the device loop with 8 rows and against one client, the first token under load, gaps while
 another client sends 900 tokens, and many requests of random sizes, half of them cancelled. A busy machine spoils the figures,
-so its load is printed.
+so its load is printed. With `--urls` it asks running servers instead, over HTTP and in turn: ours, and llama.cpp's
+`llama-server -np 8`.
 """
 
 import argparse
+import json
 import os
 import pathlib
 import threading
 import time
+import urllib.request
+from collections.abc import Sequence
 
 import bench_decode
 import numpy as np
@@ -26,6 +30,27 @@ from jaxlm.models.decode import generate, schedule
 from jaxlm.models.decode.engine import Engine
 from jaxlm.models.decode.schedule import Ask, Ticket, Update
 from jaxlm.serve.batcher import Batcher, Busy
+
+_WORDS = (
+    "the",
+    "of",
+    "and",
+    "to",
+    "in",
+    "is",
+    "that",
+    "for",
+    "it",
+    "as",
+    "was",
+    "with",
+    "be",
+    "by",
+    "on",
+    "not",
+    "he",
+    "but",
+)
 
 
 class Answer:
@@ -186,12 +211,47 @@ def storm(batcher: Batcher, number: int) -> tuple[int, float, float]:
     return sum(answer.ended not in ("length", "cancelled") for answer in answers), early, resident()
 
 
+def over_http(urls: Sequence[str], clients: int, new: int, temperature: float, turns: int) -> None:
+    """Prints tokens/s of some OpenAI servers in turn, each asked by `clients` at once for streams of `new` tokens."""
+    rng = np.random.default_rng()
+
+    def ask(url: str, firsts: list[float]) -> None:
+        text = " ".join(rng.choice(_WORDS, 32))
+        body = {"model": "m", "prompt": text, "max_tokens": new, "temperature": temperature, "stream": True}
+        headers, began, first = {"Content-Type": "application/json"}, time.perf_counter(), 0.0
+        request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request) as answer:
+            for line in answer:  # to its end; several tokens may share a line, and none may end before `new`
+                first = first or (time.perf_counter() if line.startswith(b"data: {") else 0.0)
+        firsts.append(first - began)
+
+    def turn(url: str) -> float:
+        firsts, began = [], time.perf_counter()
+        threads = [threading.Thread(target=ask, args=(url, firsts)) for _ in range(clients)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        rate = clients * new / (time.perf_counter() - began)
+        print(f"{url}: {rate:.0f} tokens/s, first {1e3 * np.median(firsts):.0f} ms", flush=True)
+        return rate
+
+    rates = [[turn(url) for url in urls] for _ in range(turns + 1)][1:]  # the first warms up
+    for url, ratios in zip(urls[1:], (np.array(rates)[:, :1] / np.array(rates)[:, 1:]).T, strict=True):
+        print(f"{urls[0]} / {url}: {np.median(ratios):.2f} ({ratios.min():.2f} to {ratios.max():.2f})")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=1000, help="of the last measurement")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--smallest", action="store_true", help="a tiny model, few requests: to see that it works")
+    parser.add_argument("--urls", nargs="+", default=[], help="ask these servers over HTTP, in turn, and nothing else")
+    parser.add_argument("--clients", type=int, default=8, help="of each URL at once")
+    parser.add_argument("--temperature", type=float, default=0.0, help="of what the URLs are asked for")
     args = parser.parse_args()
+    if args.urls:
+        return over_http(args.urls, args.clients, 128, args.temperature, turns=5)
     turns, new, asked = 3, 128, (30, 60)
     if args.smallest:
         turns, new, asked, args.requests = 1, 8, (2, 4), 10
