@@ -27,6 +27,16 @@ ACTIVITIES = (START, RESTORE, COMPILE, DATA, ROLLOUT, STEP, REPEATED, EVALUATE, 
 
 FAULT = "a fault of the storage or the network"  # the detail of a start's last sign, if such a fault ends it
 
+NOUNS = {
+    START: "start",
+    RESTORE: "restore",
+    COMPILE: "compilation",
+    DATA: "batch",
+    ROLLOUT: "round of answers and rewards",
+    EVALUATE: "evaluation",
+    SAVE: "save",
+    MIRROR: "exchange with the mirror",
+}
 _WORDS = {
     START: "starting",
     RESTORE: "restoring",
