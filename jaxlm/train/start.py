@@ -12,8 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxlm import config as config_lib
-from jaxlm.config import BY_RULE, Config, ConfigError, HardwareConfig, OptimConfig, TrainConfig, config_files
+from jaxlm.config import BY_RULE, Config, ConfigError, HardwareConfig, OptimConfig, TrainConfig, config_files, resolve
 from jaxlm.data.tokenizer.coder import Encoded
 from jaxlm.devices.processes import say, together
 from jaxlm.host.redact import redact
@@ -141,7 +140,7 @@ def jump(folder: pathlib.Path, config: Config, done: int) -> str:
     saved = folder / "config.json"
     if not done or not saved.is_file():
         return ""
-    before = config_lib.resolve(config_files.from_run(saved))
+    before = resolve(config_files.from_run(saved))
     old, new = rate(before.optim, before.train.steps), rate(config.optim, config.train.steps)
     last, following = float(old([done])[0]), float(new([done + 1])[0])
     if config.train.steps <= before.train.steps or not JUMP * last < following:

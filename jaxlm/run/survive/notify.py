@@ -59,9 +59,7 @@ def _is_webhook(url: str) -> bool:
 
 def _check_url(shown: str, url: str) -> None:
     if not re.fullmatch(r"[\w+]+://\S*", url):
-        raise ConfigError(
-            f"{shown} is no URL: write it as https://HOST/... or as apprise does (mailto://, ntfy://, ...)"
-        )
+        raise ConfigError(f"{shown} is no URL: write https://HOST/..., or as apprise does (mailto://, ntfy://, ...)")
     if _is_webhook(url):
         with contextlib.suppress(ValueError):
             parts = urllib.parse.urlsplit(url)

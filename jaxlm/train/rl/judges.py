@@ -250,6 +250,8 @@ class Judge:
                 self._tasks[task].entry(question) if self._tasks[task] else _truth(question)
         return self._forks.results(calls)
 
+    exact_truth = exact  # for answers that no policy wrote, in the process that draws
+
     def _judged(self, task: int, question: int | str, answer: str) -> float | str:
         gym = self._tasks[task]
         if self._forks and gym and gym.hook:
@@ -268,17 +270,13 @@ class Judge:
         return [float(self._format.fullmatch(answer) is not None) for answer in answers]
 
 
-ORDERS = {name: vars(Judge)[name] for name in ("load", "takes", "draw", "exact", "function", "format")}
-ORDERS["exact_truth"] = Judge.exact  # for answers that no policy wrote, in the process that draws
-
-
 def work(orders: Iterable[tuple[str, tuple]], tell: Callable[[dict], None]) -> None:
-    """Answers each order, (name, arguments), with `done`, `refused` or `failed`. `process.Process` starts it by its name."""
+    """Answers each order, (a method of Judge, arguments), with `done`, `refused` or `failed`; started by its name."""
     sys.path.insert(0, os.getcwd())  # not earlier: a file there may have the name of a module that this program imports
     judge = Judge()
     for name, arguments in orders:
         try:
-            answer = {"done": ORDERS[name](judge, *arguments)}
+            answer = {"done": getattr(judge, name)(*arguments)}
         except Refused as error:
             answer = {"refused": str(error)}
         except Wrong as error:
