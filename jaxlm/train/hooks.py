@@ -14,6 +14,7 @@ from jaxlm.run import metrics
 from jaxlm.run.checkpoints.pace import Pace
 from jaxlm.run.checkpoints.store import Checkpointer
 from jaxlm.run.clock import SAVE
+from jaxlm.train import watches
 from jaxlm.train.loop import DONE, FAILED, MOVED, PREEMPTED, ROLL_BACK, Ending, Every, Hook, Moment
 
 
@@ -124,24 +125,27 @@ _BASE, _CHANGE, _ENDED = "val/base/bits_per_byte", "val/base/change", "samples/e
 
 
 class Remarks:
-    """Says in plain words what goes wrong while a model learns to answer: it forgets its base, or its answers do not end.
+    """Says in plain words what goes wrong while a model learns to answer.
+
+    It forgets its base, its answers do not end, or fewer than half of the held-out pairs are ranked as labelled.
 
     Called with (step, figures of an evaluation or of samples); returns (more figures, lines for the user).
 
     Args:
       before: bits per byte of the base's text before the first step; None if not measured yet. A measurement at step 0
         replaces it.
+      pairs: how many pairs are held out.
     """
 
-    def __init__(self, before: float | None, replay: float):
-        self._before, self._replay = before, replay
+    def __init__(self, before: float | None, replay: float, pairs: int = 0):
+        self._before, self._replay, self._pairs = before, replay, pairs
 
     def __call__(self, step: int, figures: dict[str, float]) -> tuple[dict[str, float], list[str]]:
         if step == 0:
             self._before = figures.get(_BASE, self._before)
             return {}, []
         more, lines = self._forgotten(figures)
-        return more, lines + self._endless(figures)
+        return more, [*lines, *self._endless(figures), *self._swapped(figures)]
 
     def _forgotten(self, figures: dict[str, float]) -> tuple[dict[str, float], list[str]]:
         now = figures.get(_BASE)
@@ -162,6 +166,12 @@ class Remarks:
             f"{1 - ended:.0%} of the answers do not end within sample.max_new_tokens; if the run ends so: more steps, "
             "a higher optim.lr, or data whose answers end"
         ]
+
+    def _swapped(self, figures: dict[str, float]) -> list[str]:
+        accuracy = figures.get("val/accuracy", 1.0)
+        if accuracy + 1.5 / math.sqrt(max(self._pairs, 1)) >= 0.5:  # three standard errors
+            return []
+        return [watches.SWAPPED.sentence.format(accuracy=accuracy, pairs="of the held-out pairs")]
 
 
 def base_before(folder: pathlib.Path) -> float | None:

@@ -322,6 +322,7 @@ def _run(folder: pathlib.Path, checkpoint: str | int, readers: Sequence[Reader],
     config = resolve(config_files.from_run(folder / "config.json"))
     saved = Checkpointer(folder / "checkpoints", scores=Scores(config.checkpoint).read(folder), read_only=True)
     step = saved.find(checkpoint)
+    place = saved.directory / str(step)
 
     def params(abstract: dict, shardings: dict) -> dict:
         try:
@@ -337,10 +338,10 @@ def _run(folder: pathlib.Path, checkpoint: str | int, readers: Sequence[Reader],
         provenance={"path": str(folder.resolve()), "step": step},
         params=params,
         state=lambda abstract, shardings: saved.restore(step, abstract, shardings),
-        meta=lambda: saved.meta(step),
-        leaf=store.reader(saved.directory / str(step)),
-        digest=lambda: _hash({n: d for n, d in saved.meta(step)["digests"].items() if n.startswith("params/")}),
-        trained=lambda: _trained(saved.directory / str(step), saved.meta(step)),
+        meta=lambda: store.read_meta(place),
+        leaf=store.reader(place),
+        digest=lambda: _hash({n: d for n, d in store.read_meta(place)["digests"].items() if n.startswith("params/")}),
+        trained=lambda: _trained(place, store.read_meta(place)),
     )
     return own if config.adapter.kind == "none" else _with_base(own, folder, readers, merge)
 

@@ -100,7 +100,7 @@ class Chats(Kind):
 
     def remark(self, ready: Ready) -> hooks.Remark:
         before = from_first(lambda: hooks.base_before(pathlib.Path(ready.config.workdir)))
-        return hooks.Remarks(before, ready.data.replay_share)
+        return hooks.Remarks(before, ready.data.replay_share, len(ready.data.val))
 
 
 class Pairs(Chats):
@@ -138,9 +138,6 @@ class Pairs(Chats):
 
     def watches(self, ready: Ready) -> list[loop.Watch]:
         return (watches.of_reward if self._scores else watches.of_dpo)(ready.config, say)
-
-    def remark(self, ready: Ready) -> hooks.Remark:
-        return watches.Remarks(len(ready.data.val), super().remark(ready))
 
 
 def tokenizer(config: Config) -> coder.Coder:

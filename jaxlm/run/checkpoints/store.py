@@ -437,15 +437,12 @@ class Checkpointer:
             raise ConfigError(f"no checkpoint {which!r}; there are {', '.join(map(str, steps))}, latest and best")
         return int(step)
 
-    def meta(self, step: int) -> dict:
-        return read_meta(self.directory / str(step))
-
     def restore(self, step: int, abstract: TrainState, shardings: TrainState) -> TrainState:
         """Returns the state of checkpoint `step`, sharded by `shardings`; any mesh may have saved it. See `restore.restore`.
 
         Its `average` is the checkpoint's, whether or not the run still keeps one.
         """
-        names = together(lambda: self.meta(step)["digests"], errors=_DAMAGE)
+        names = together(lambda: read_meta(self.directory / str(step))["digests"], errors=_DAMAGE)
         if any(name.startswith(meta.AVERAGE) for name in names):  # Orbax refuses any other tree
             abstract = dataclasses.replace(abstract, average=abstract.params)
             shardings = dataclasses.replace(shardings, average=average_shardings(shardings))
