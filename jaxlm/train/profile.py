@@ -34,7 +34,7 @@ _PRODUCTS = ("dot", "convolution")
 def check(config: ProfileConfig, first: int) -> None:
     """Raises ConfigError if the steps to trace begin before `first`, the first step that this start will do."""
     if config.window and config.window[0] < first:
-        raise ConfigError(f"config.profile.steps={config.steps} begins before step {first}, the run's next one")
+        raise ConfigError(f"config.profile.steps={config.steps} begins before step {first}, the next: name later steps")
 
 
 class Trace(Hook):

@@ -46,7 +46,7 @@ class Rewards(Chats):
                 "reward.function=MODULE:FUNCTION or reward.model=RUN"
             )
         if r.tasks and not config.eval.max_prompts:
-            raise ConfigError("eval.max_examples=0 asks for all held-out prompts, and tasks are endless: set a number")
+            raise ConfigError("eval.max_examples=0 asks for all held-out prompts; tasks are endless: set it above 0")
         super().__init__(config)
         self.keeps_origin |= config.policy.reference
         self._folder = pathlib.Path(config.workdir)

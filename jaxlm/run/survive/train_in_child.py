@@ -26,16 +26,8 @@ _LEFT = ("optim.lr", "optim.b2", "model.vocab_size")  # 0 = by rule, by the data
 # Keys that change where or how fast a run is trained, not its result.
 _OF_THE_MACHINE = ("optim.offload", "model.offload", "model.attention")
 _OF_THE_MACHINE += ("model.remat", "model.scan_layers", "model.fuse_projections")
-_WHOLE = (
-    "model",
-    "optim",
-    "adapter",
-    "dpo",
-    "policy",
-    "rollout",
-    "reward",
-    "replay",
-)  # sections whose other keys change it
+# Sections whose other keys change the result.
+_WHOLE = ("model", "optim", "adapter", "dpo", "policy", "rollout", "reward", "replay")
 
 
 @dataclasses.dataclass(frozen=True)

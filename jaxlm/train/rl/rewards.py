@@ -25,6 +25,7 @@ from jaxlm.data.chats.examples import ASSISTANT
 from jaxlm.data.tokenizer.ids import conversation
 from jaxlm.devices import sharding
 from jaxlm.host import console, sandbox_child
+from jaxlm.host.console import Say
 from jaxlm.models.decode.engine import power_of_two
 from jaxlm.plan import settle
 from jaxlm.step.objectives import reward
@@ -65,9 +66,7 @@ def make(config: RewardConfig, folder: pathlib.Path | None = None) -> Processes:
 
 
 class Rewarder:
-    def __init__(
-        self, config: RewardConfig, process: Processes, model: Model | None = None, say: console.Say = console.say
-    ):
+    def __init__(self, config: RewardConfig, process: Processes, model: Model | None = None, say: Say = console.say):
         self._config, self._process, self._model, self._say = config, process, model, say
         tasks = parse_tasks(config.tasks)
         self._kinds = [task.kind if task.kind == "gsm8k" else f"{task.kind}:{task.name}" for task in tasks]
