@@ -9,7 +9,6 @@ short by a crash, damaged), and read values that are no numbers as None.
 
 import collections
 import contextlib
-import difflib
 import errno
 import importlib.util
 import json
@@ -25,7 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from jaxlm.config import CheckpointConfig, Config, ConfigError, LogConfig, pip_install
+from jaxlm.config import CheckpointConfig, Config, ConfigError, LogConfig, nearest, pip_install
 from jaxlm.host.console import say
 from jaxlm.host.files import is_number, json_of, whole, write_atomically
 from jaxlm.host.redact import redact
@@ -387,7 +386,6 @@ class Scores(dict[int, float]):
         due = any(seen.startswith(kind) for seen in self._names)
         if not self._config.keep_best or not due or name in self._names or name == HELD_OUT:
             return ""
-        near = difflib.get_close_matches(name, self._names, n=1)
-        plain = [seen for seen in self._names if seen.startswith(("train/", *_EVALUATIONS)) and seen.count("/") < 3]
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(plain))}"
-        return f"config.checkpoint.best_metric={name}: metrics.jsonl has no such name, so no checkpoint is the best; {hint}"
+        plain = [n for n in self._names if n.startswith(("train/", "samples/", *_EVALUATIONS)) and n.count("/") < 3]
+        why = "metrics.jsonl has no such name, so no checkpoint is the best"
+        return f"config.checkpoint.best_metric={name}: {why}; {nearest(name, plain)}"

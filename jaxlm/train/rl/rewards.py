@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -203,7 +202,7 @@ class Scorer:
         head = jax.device_put(trained[reward.HEAD], sharding.replicated(mesh))
         self.kernel = np.asarray(jax.tree.leaves(trained[reward.HEAD])[0], np.float32)
         variables = {"params": params, reward.HEAD: head}
-        self._variables = jax.jit(cast, static_argnums=1)(variables, jnp.dtype(config.dtype))
+        self._variables = jax.jit(cast, static_argnums=1)(variables, np.dtype(config.dtype))
         score = lambda variables, batch: reward.scores(model, variables, batch, None, 1)  # noqa: E731
         self._score: Callable = jax.jit(score, out_shardings=sharding.replicated(mesh))
 

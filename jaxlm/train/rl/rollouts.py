@@ -17,7 +17,6 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxlm.data.batches import pack_examples
@@ -182,7 +181,7 @@ class Rollouts:
     ) -> Batch:
         """Returns the trainer's log-probabilities of the answers before the step; for PPO also values, advantages, returns."""
         c = self.parts.config
-        variables = frozen | cast(params, jnp.dtype(c.model.dtype))
+        variables = frozen | cast(params, np.dtype(c.model.dtype))
         judged = policy.judge(self.parts.model, c)(variables, reference, batch)
         if c.program == "ppo":
             judged |= policy.advantages(c, batch | judged, batch["scores"], running["beta"])
