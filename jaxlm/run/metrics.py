@@ -132,11 +132,7 @@ class JsonLines(Appender):
 
 def records(path: pathlib.Path, containing: str = "") -> Iterator[dict]:
     """Yields the records of metrics.jsonl, none without a file; only from lines that contain the text `containing`."""
-    try:
-        lines = open(path, encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return
-    with lines:
+    with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8", errors="replace") as lines:
         for line in lines:
             try:
                 record = json_of(line, object) if containing in line else None

@@ -338,8 +338,7 @@ class Checkpointer:
         self._safe_since, self.failing, self._owed = saving.began, "", False
         if jax.process_index():
             return
-        if saving.verified:
-            self.verify_s = saving.verify_s
+        self.verify_s = saving.verify_s
         if self._mirror:
             try:
                 self._mirror.begin(saving.step)

@@ -156,8 +156,7 @@ def result(config: Config, mixture: dict[str, float], metric: str = metrics.HELD
     if steps not in losses:
         return None
     last = metrics.read(path)[steps]
-    by_source = {source: last.get(f"val/{source}/bits_per_byte") for source in mixture}
-    bits = {source: per_byte for source, per_byte in by_source.items() if per_byte}
+    bits = {source: per_byte for source in mixture if (per_byte := last.get(f"val/{source}/bits_per_byte"))}
     length = {source: last[f"val/{source}/loss"] / math.log(2) / per_byte for source, per_byte in bits.items()}
     weight = sum(mixture[source] for source in bits)
     mean = sum(mixture[source] * length[source] for source in bits) / weight if weight else None
