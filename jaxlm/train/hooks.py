@@ -4,7 +4,7 @@ import dataclasses
 import math
 import pathlib
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 
@@ -228,10 +228,7 @@ class Benchmarks(Measuring):
     """Runs the benchmarks, and writes RUN/eval/STEP. `measured`: the steps that earlier starts measured."""
 
     name = "benchmarks"
-    measured: Collection[int] = ()
-
-    def __post_init__(self):
-        self.measured = {*self.measured}
+    measured: set[int] = dataclasses.field(default_factory=set)
 
     def done(self, step: int) -> bool:
         return step in self.measured

@@ -165,7 +165,7 @@ class Attempt:
         trace = stack.enter_context(profile.Trace(c.profile.window, folder / "profile"))
         ask = harness.make(ready.benchmarks, c, model, data, mesh, folder)
         rows = folder / "metrics.jsonl"
-        measured = from_first(lambda: list(metrics.benchmarked(rows, ledger.read(folder)["rollbacks"])))
+        measured = {*from_first(lambda: [*metrics.benchmarked(rows, ledger.read(folder)["rollbacks"])])}
         look, chooses = outlook.of_run(folder, c), c.checkpoint.best_metric.startswith("samples/")
         about, alive = meta.of_run(c, order, ready.base), functools.partial(clock.begin, SAVE, "room on the disk")
         often, failures, usd_per_hour = c.train.eval_every_steps, c.plan.preemptions_per_day, c.hardware.usd_per_hour

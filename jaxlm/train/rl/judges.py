@@ -123,17 +123,14 @@ class Forks:
                 os.dup2(null, number)
             os.closerange(_PIPE + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
             if self._rules:
-                sandbox_child.limit(2 * _WAIT_S, _addresses() + _MEMORY)
+                pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])  # of this process's addresses
+                sandbox_child.limit(2 * _WAIT_S, pages * resource.getpagesize() + _MEMORY)
                 sandbox_child.give_up(self._rules, self._readable)
             result = call()
         except BaseException as error:  # SystemExit too
             result = type(error).__name__
         os.write(_PIPE, json.dumps(result).encode()[:_MOST])
         os._exit(0)
-
-
-def _addresses() -> int:
-    return int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def _is_confined() -> bool:
