@@ -436,10 +436,9 @@ def _numbers(values: object, count: int) -> list[float]:
 
 
 def _number(value: object) -> float:
-    try:
+    number = math.nan
+    with contextlib.suppress(Exception):
         number = math.nan if isinstance(value, str | bytes) else float(value)
-    except Exception:
-        number = math.nan
     if not abs(number) <= _LARGEST:
         raise Wrong(f"returned {_shown(value)}, which is no finite number")
     return number
@@ -455,12 +454,10 @@ def _shown(value: object) -> str:
 def one_line(error: BaseException) -> str:
     """Returns an exception's own line: its type, what it says, and where it was raised: "ValueError: no (a.py:3)"."""
     frames = traceback.extract_tb(error.__traceback__)
+    places = [(frame.filename, frame.lineno) for frame in frames if not _foreign(frame.filename)]
     if isinstance(error, SyntaxError) and error.filename:
-        where = (error.filename, error.lineno)
-    else:
-        ours = [f for f in frames if not _foreign(f.filename)]
-        where = (ours[-1].filename, ours[-1].lineno) if ours else ("", 0)
-    at = f" ({os.path.basename(where[0])}:{where[1]})" if where[0] else ""
+        places.append((error.filename, error.lineno))
+    at = f" ({os.path.basename(places[-1][0])}:{places[-1][1]})" if places else ""
     said = _text(error)
     return f"{type(error).__name__}{': ' * bool(said)}{said}{at}"
 
