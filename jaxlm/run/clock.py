@@ -27,15 +27,16 @@ ACTIVITIES = (START, RESTORE, COMPILE, DATA, ROLLOUT, STEP, REPEATED, EVALUATE, 
 
 FAULT = "a fault of the storage or the network"  # the detail of a start's last sign, if such a fault ends it
 
-_WORDS = {
-    START: "starting",
-    RESTORE: "restoring",
-    COMPILE: "compiling",
-    ROLLOUT: "drawing answers",
-    EVALUATE: "evaluating",
-    SAVE: "saving",
-    MIRROR: "copying to the mirror",
-    "samples": "sampling",  # a hook's name says more than its activity
+NOUNS = {
+    START: "start",
+    RESTORE: "restore",
+    COMPILE: "compilation",
+    DATA: "batch",
+    ROLLOUT: "round of answers and rewards",
+    EVALUATE: "evaluation",
+    SAVE: "save",
+    MIRROR: "exchange with the mirror",
+    "samples": "samples",  # a hook's name says more than its activity
 }
 
 PULSE = "JAXLM_PULSE"  # the environment variable that names the file descriptor of a Pulse
@@ -93,7 +94,7 @@ class Clock:
         self._seconds = dict.fromkeys(ACTIVITIES, 0.0)
         self._mark = time.monotonic() if since is None else since
         self.activity, self._pulse, self._detail = START, pulse, ""
-        self._spells: dict[str, tuple[float, float, int]] = {}  # detail -> the first spell, the others' sum and number
+        self._spells: dict[str, list[float]] = {}  # detail -> seconds of each `spend`
         self.began = self._mark
         self.step = self.redo = 0
         self._show()
@@ -113,20 +114,18 @@ class Clock:
             yield
         finally:
             self.begin(before)
-            self._note(detail, time.monotonic() - began)
-
-    def _note(self, detail: str, seconds: float) -> None:
-        first, others, number = self._spells.get(detail, (seconds, -seconds, -1))
-        self._spells[detail] = first, others + seconds, number + 1
+            if detail:
+                self._spells.setdefault(detail, []).append(time.monotonic() - began)
 
     def usual_s(self, detail: str) -> float:
         """Returns the mean seconds of `spend` with this detail; 0 if none. The first, which compiled, counts only if alone."""
-        first, others, number = self._spells.get(detail, (0.0, 0.0, 0))
-        return others / number if number else first
+        spells = self._spells.get(detail, [0.0])
+        counted = spells[1:] or spells
+        return sum(counted) / len(counted)
 
     def doing(self) -> str:
-        """Returns what the run does besides training, such as "evaluating"; "" for nothing."""
-        return _WORDS.get(self._detail) or _WORDS.get(self.activity, "")
+        """Returns what the run does besides training, such as "evaluation"; "" for nothing."""
+        return "" if self.activity == DATA else NOUNS.get(self._detail) or NOUNS.get(self.activity, "")
 
     def after(self, step: int) -> None:
         """Notes that `step` was sent to the device. From now on time counts as STEP, or as REPEATED for a repeated step."""

@@ -4,8 +4,7 @@ import math
 import pathlib
 from collections.abc import Mapping
 
-from jaxlm import config as config_lib
-from jaxlm.config import Config, ConfigError, RunError, config_files
+from jaxlm.config import Config, ConfigError, RunError, config_files, resolve
 from jaxlm.data.shards import manifest, shards
 from jaxlm.run import ledger
 
@@ -37,7 +36,7 @@ def of_run(folder: pathlib.Path) -> Texts:
     if start.get("held_out"):
         return start["held_out"]
     try:
-        config = config_lib.resolve(config_files.from_run(folder / "config.json"))
+        config = resolve(config_files.from_run(folder / "config.json"))
         data = shards.open_data(config.data.dir)
     except (OSError, ConfigError, RunError):
         return {}

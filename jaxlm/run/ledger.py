@@ -17,8 +17,7 @@ import time
 import typing
 from collections.abc import Callable
 
-from jaxlm import config as config_lib
-from jaxlm.config import Config, ConfigError
+from jaxlm.config import Config, ConfigError, to_json
 from jaxlm.host import files
 from jaxlm.host.console import say
 from jaxlm.host.redact import redact
@@ -140,7 +139,7 @@ def record_start(
     # Absolute, so that the run is found from any folder.
     data = dataclasses.replace(config.data, dir=os.path.abspath(config.data.dir))
     config = dataclasses.replace(config, workdir=os.path.abspath(config.workdir), data=data)
-    text, plain = config_lib.to_json(config), dataclasses.asdict(config)
+    text, plain = to_json(config), dataclasses.asdict(config)
     files.write_atomically(folder / "config.json", text.encode(), private=redact(plain) != plain)
     start = {
         "time": _now(),

@@ -9,7 +9,6 @@ short by a crash, damaged), and read values that are no numbers as None.
 
 import collections
 import contextlib
-import difflib
 import errno
 import importlib.util
 import json
@@ -25,10 +24,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from jaxlm.config import CheckpointConfig, Config, ConfigError, LogConfig, pip_install
-from jaxlm.host import console, files
+from jaxlm.config import CheckpointConfig, Config, ConfigError, LogConfig, nearest, pip_install
 from jaxlm.host.console import say
-from jaxlm.host.files import is_number, json_of, whole
+from jaxlm.host.files import is_number, json_of, whole, write_atomically
 from jaxlm.host.redact import redact
 from jaxlm.run import ledger
 
@@ -65,10 +63,10 @@ class Appender:
             if self._descriptor >= 0:
                 os.fsync(self._descriptor)
         except OSError as error:
-            console.say(f"{self._path} may lack its last lines: {error.strerror}")
+            say(f"{self._path} may lack its last lines: {error.strerror}")
         self._shut()
         if self._waiting:
-            console.say(f"{self._path} lacks its last {len(self._waiting):,} records: {self._failing}")
+            say(f"{self._path} lacks its last {len(self._waiting):,} records: {self._failing}")
             self._waiting.clear()
 
     def _write(self) -> None:
@@ -79,10 +77,10 @@ class Appender:
             error = self._attempt()
         if error and not self._failing:
             self._failing = error.strerror or str(error)
-            console.say(f"{self._path} can't be written ({self._failing}): training goes on, and writing once it can")
+            say(f"{self._path} can't be written ({self._failing}): training goes on, and writing once it can")
         elif not error and self._failing:
             lost = f"{self._dropped:,} records were lost" if self._dropped else "nothing was lost"
-            console.say(f"{self._path} is written again; {lost}")
+            say(f"{self._path} is written again; {lost}")
             self._failing, self._dropped = "", 0
 
     def _attempt(self) -> OSError | None:
@@ -134,11 +132,7 @@ class JsonLines(Appender):
 
 def records(path: pathlib.Path, containing: str = "") -> Iterator[dict]:
     """Yields the records of metrics.jsonl, none without a file; only from lines that contain the text `containing`."""
-    try:
-        lines = open(path, encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return
-    with lines:
+    with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8", errors="replace") as lines:
         for line in lines:
             try:
                 record = json_of(line, object) if containing in line else None
@@ -196,7 +190,10 @@ _FINISH_S = 60.0  # how long the end of a run waits for W&B's servers
 
 
 class Writer:
-    """Writes each record to metrics.jsonl, and to TensorBoard and W&B if the config asks for them."""
+    """Writes each record to metrics.jsonl, and to TensorBoard and W&B if the config asks for them.
+
+    A logger of others that fails stops nothing: one line says so, and the run goes on.
+    """
 
     def __init__(
         self,
@@ -207,23 +204,40 @@ class Writer:
         on_full: Callable[[], None] | None = None,
     ):
         self._json = JsonLines(workdir / "metrics.jsonl", on_full)
-        self._others: list[TensorBoard | WandB] = []
+        self._others: dict[str, TensorBoard | WandB] = {}
+        self._failed: set[str] = set()  # names of loggers whose failure was said
         if config.tensorboard:
-            self._others.append(TensorBoard(workdir / "tensorboard", first, on_full))
+            with self._guarded("TensorBoard", "can't be used"):
+                self._others["TensorBoard"] = TensorBoard(workdir / "tensorboard", first, on_full)
         if config.wandb:
-            self._others.append(WandB(workdir, config.wandb, run_config))
+            with self._guarded("W&B", "can't be used"):
+                self._others["W&B"] = WandB(workdir, config.wandb, run_config)
 
     def write(self, record: dict[str, float]) -> None:
         """Writes one record, which must have `step`. Does not raise."""
         self._json.write(record)
         scalars = {k: v for k, v in record.items() if k not in ("step", "time") and isinstance(v, int | float)}
-        for other in self._others:
-            other.write(record["step"], scalars)
+        for name, other in self._others.items():
+            with self._guarded(name, "can't be written to"):
+                other.write(record["step"], scalars)
 
     def close(self) -> None:
-        with contextlib.ExitStack() as stack:  # if one fails, the others are still closed
-            for each in (*self._others, self._json):
-                stack.callback(each.close)
+        try:
+            for name, other in self._others.items():
+                with self._guarded(name, "did not finish (`wandb sync` sends what is left)"):
+                    other.close()
+        finally:
+            self._json.close()
+
+    @contextlib.contextmanager
+    def _guarded(self, name: str, problem: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # it may raise anything, from its own errors to a broken pipe
+            if name not in self._failed:
+                why = str(error).strip() or type(error).__name__
+                say(f"{name} {problem}: {why}; training goes on".replace("\n", " "))
+            self._failed.add(name)
 
 
 def check(config: LogConfig) -> None:
@@ -231,33 +245,13 @@ def check(config: LogConfig) -> None:
         raise ConfigError(f"config.log.wandb={config.wandb!r} needs Weights & Biases: {pip_install('wandb')}")
 
 
-class _Guarded:
-    """A third-party logger: if it fails, one line says so, and the run goes on."""
-
-    _failed = False
-
-    @contextlib.contextmanager
-    def _guard(self, problem: str) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # it may raise anything, from its own errors to a broken pipe
-            if not self._failed:
-                say(f"{problem}: {str(error).strip() or type(error).__name__}; training goes on".replace("\n", " "))
-            self._failed = True
-
-
-class TensorBoard(_Guarded):
+class TensorBoard:
     """Writes an event file for TensorBoard, one for each start. tensorboardX creates the events.
 
     tensorboardX's writer is not used: once the disk was full its thread is dead, and writing an eleventh scalar hangs.
     """
 
     def __init__(self, folder: pathlib.Path, first: int, on_full: Callable[[], None] | None = None):
-        self._file: Appender | None = None
-        with self._guard("TensorBoard can't be used"):
-            self._open(folder, first, on_full)
-
-    def _open(self, folder: pathlib.Path, first: int, on_full: Callable[[], None] | None) -> None:
         # tensorboardX imports PyTorch if it is installed, for the name of a type, which takes seconds. With None in
         # sys.modules that import fails at once.
         absent = "torch" not in sys.modules
@@ -269,26 +263,22 @@ class TensorBoard(_Guarded):
         finally:
             if absent:
                 del sys.modules["torch"]
-        self._event, self._session = event_pb2.Event, event_pb2.SessionLog
-        self._scalar, self._crc = summary.scalar, record_writer.masked_crc32c
+        self._event, self._scalar, self._crc = event_pb2.Event, summary.scalar, record_writer.masked_crc32c
         # TensorBoard reads the files in the order of their names.
         self._file = Appender(folder / f"events.out.tfevents.{time.time():.6f}.{platform.node()}", on_full)
         self._append(file_version="brain.Event:2")
-        self._append(step=first, session_log=self._session(status=self._session.START))
+        self._append(step=first, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
         # Non-finite values are no points of a curve, and tensorboardX would warn each time.
-        finite = {name: value for name, value in scalars.items() if math.isfinite(value)}
-        if self._file and finite:
-            with self._guard("TensorBoard can't be written to"):
-                summaries = [self._scalar(name, value) for name, value in finite.items()]
-                for other in summaries[1:]:
-                    summaries[0].MergeFrom(other)
-                self._append(step=step, summary=summaries[0])
+        summaries = [self._scalar(name, value) for name, value in scalars.items() if math.isfinite(value)]
+        if summaries:
+            for other in summaries[1:]:
+                summaries[0].MergeFrom(other)
+            self._append(step=step, summary=summaries[0])
 
     def close(self) -> None:
-        if self._file:
-            self._file.close()
+        self._file.close()
 
     def _append(self, **parts) -> None:
         """Appends an event as a TFRecord: its length and its bytes, each with a checksum."""
@@ -297,43 +287,37 @@ class TensorBoard(_Guarded):
         self._file.append(length + struct.pack("<I", self._crc(length)) + data + struct.pack("<I", self._crc(data)))
 
 
-class WandB(_Guarded):
+class WandB:
     """Writes to Weights & Biases, which drops records of steps before its latest step.
 
     So `step` is a metric, the x axis of the others: after a resume, the repeated steps appear twice.
     """
 
     def __init__(self, workdir: pathlib.Path, mode: str, run_config: dict):
-        self._run = None
-        with self._guard("W&B can't be used"):
-            import wandb  # here, because it is large and seldom used
+        import wandb  # here, because it is large and seldom used
 
-            settings = {"finish_timeout": _FINISH_S, "finish_timeout_raises": True}
-            if redact(sys.argv) != sys.argv:
-                settings["x_disable_meta"] = True  # W&B would send the command line
-            self._run = wandb.init(
-                project="jaxlm",
-                name=workdir.name,
-                id=_wandb_id(workdir / "wandb_id"),
-                resume="allow",
-                dir=str(workdir),
-                mode=mode,
-                config=run_config,
-                settings=wandb.Settings(**settings),
-            )
-            self._run.define_metric("step", hidden=True)
-            self._run.define_metric("*", step_metric="step")
+        settings = {"finish_timeout": _FINISH_S, "finish_timeout_raises": True}
+        if redact(sys.argv) != sys.argv:
+            settings["x_disable_meta"] = True  # W&B would send the command line
+        self._run = wandb.init(
+            project="jaxlm",
+            name=workdir.name,
+            id=_wandb_id(workdir / "wandb_id"),
+            resume="allow",
+            dir=str(workdir),
+            mode=mode,
+            config=run_config,
+            settings=wandb.Settings(**settings),
+        )
+        self._run.define_metric("step", hidden=True)
+        self._run.define_metric("*", step_metric="step")
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
-        if self._run:
-            with self._guard("W&B can't be written to"):
-                self._run.log({"step": step} | scalars)
+        self._run.log({"step": step} | scalars)
 
     def close(self) -> None:
         """Ends W&B's run; waits up to a minute for its servers."""
-        if self._run:
-            with self._guard("W&B did not finish (`wandb sync` sends what is left)"):
-                self._run.finish()
+        self._run.finish()
 
 
 def _wandb_id(path: pathlib.Path) -> str:
@@ -341,7 +325,7 @@ def _wandb_id(path: pathlib.Path) -> str:
     saved = path.read_text(errors="replace") if path.exists() else ""
     if not re.fullmatch(r"[0-9a-z]{8}", saved):
         saved = secrets.token_hex(4)
-        files.write_atomically(path, saved.encode())
+        write_atomically(path, saved.encode())
     return saved
 
 
@@ -398,7 +382,6 @@ class Scores(dict[int, float]):
         due = any(seen.startswith(kind) for seen in self._names)
         if not self._config.keep_best or not due or name in self._names or name == HELD_OUT:
             return ""
-        near = difflib.get_close_matches(name, self._names, n=1)
-        plain = [seen for seen in self._names if seen.startswith(("train/", *_EVALUATIONS)) and seen.count("/") < 3]
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(plain))}"
-        return f"config.checkpoint.best_metric={name}: metrics.jsonl has no such name, so no checkpoint is the best; {hint}"
+        plain = [n for n in self._names if n.startswith(("train/", "samples/", *_EVALUATIONS)) and n.count("/") < 3]
+        why = "metrics.jsonl has no such name, so no checkpoint is the best"
+        return f"config.checkpoint.best_metric={name}: {why}; {nearest(name, plain)}"

@@ -16,13 +16,6 @@ from jaxlm.host import console, screen, transcript
 from jaxlm.run import clock, supervised
 
 _MESSAGE_BYTES = 4096
-_WORDS = {
-    clock.EVALUATE: "evaluation",
-    clock.SAVE: "save",
-    clock.COMPILE: "compilation",
-    clock.RESTORE: "restore",
-    clock.START: "start",
-}
 
 
 class StopSignal:
@@ -94,7 +87,7 @@ class StopSignal:
         supervised.requests.note(number)
         meaning = self._signals.note(number)
         if meaning == supervised.FIRST:
-            activity = _WORDS.get(self._doing(), "step")
+            activity = clock.NOUNS.get(self._doing(), "step")
             console.say(f"jaxlm: stopping after this {activity}, once the state is saved; again to stop at once")
             self.ask(None)
         elif meaning == supervised.AGAIN:

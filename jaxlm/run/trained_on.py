@@ -6,8 +6,7 @@ import pathlib
 import typing
 from collections.abc import Iterable, Iterator, Sequence
 
-from jaxlm import config as config_lib
-from jaxlm.config import Config, ConfigError, config_files
+from jaxlm.config import Config, ConfigError, config_files, resolve
 from jaxlm.data.batches import document_rows
 from jaxlm.data.batches.open import open_order
 from jaxlm.data.shards import search, shards, string_index
@@ -57,7 +56,7 @@ def of(config: Config) -> Iterator[Trained]:
     here = 0
     for folder, last in [lineage.Origin(None, math.inf), *reversed(lineage.origins(pathlib.Path(config.workdir)))]:
         try:
-            own = config_lib.resolve(config_files.from_run(folder / "config.json")) if folder else config
+            own = resolve(config_files.from_run(folder / "config.json")) if folder else config
             yield _shards(own, last) if own.program == "pretrain" else _examples(own)
             here += 1
         except (ConfigError, OSError) as error:

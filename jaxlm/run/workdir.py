@@ -14,7 +14,6 @@ from jaxlm.data.shards.manifest import MANIFEST
 from jaxlm.devices import sharding
 from jaxlm.host import files
 from jaxlm.host.console import say
-from jaxlm.host.files import within
 from jaxlm.run import metrics
 from jaxlm.run.checkpoints import keep, store
 
@@ -61,9 +60,8 @@ def check_same_batches(folder: pathlib.Path, fingerprint: Mapping[str, str], as_
     """Raises ConfigError if the newest checkpoint was trained on other batches. `as_before`: advice for an older run."""
     checkpoints = folder / "checkpoints"
     if keep.begun(checkpoints):
-        newest = max(keep.steps(checkpoints))
         # In a thread, so that a signal ends the run while the read hangs.
-        metas = within(None, lambda: store.read_metas(checkpoints, [newest]))
+        metas = files.within(None, lambda: store.read_metas(checkpoints, keep.steps(checkpoints)[-1:]))
         for meta in metas.values():
             try:
                 check_fingerprint(meta.get("fingerprint", {}), fingerprint)

@@ -115,15 +115,13 @@ def _length(config: Config, mesh: Mesh, done: int) -> str:
 
 
 def table(params: dict) -> str:
-    return parameter_overview.get_parameter_overview(stacked_shapes(tree.merge(params)), include_stats=False)
-
-
-def stacked_shapes(params: dict) -> dict:
-    """Returns the parameters' shapes, with all layers stacked into one, `layers`, so that their table is short."""
-    rest = {name: part for name, part in params.items() if tree.layer_of(name) is None}
-    layers = [part for name, part in params.items() if name not in rest]
-    stack = jax.tree.map(lambda x: jax.ShapeDtypeStruct((len(layers), *x.shape), x.dtype), layers[:1])
-    return {**rest, **({"layers": stack[0]} if layers else {})}
+    """Returns the table of the parameters, with all layers stacked into one, `layers`, so that it is short."""
+    merged = tree.merge(params)
+    shapes = {name: part for name, part in merged.items() if tree.layer_of(name) is None}
+    layers = [part for name, part in merged.items() if name not in shapes]
+    if layers:
+        shapes["layers"] = jax.tree.map(lambda x: jax.ShapeDtypeStruct((len(layers), *x.shape), x.dtype), layers[0])
+    return parameter_overview.get_parameter_overview(shapes, include_stats=False)
 
 
 @dataclasses.dataclass(eq=False)

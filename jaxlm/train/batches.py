@@ -52,7 +52,6 @@ class LoaderBatches:
 
     def __call__(self, state: TrainState) -> Batch:
         """Returns the next batch. Raises the loader's error if no batch is left."""
-        del state  # the loader counts its own steps
         failed_before = self._error is not None
         self._read()
         if self._error is not None and self._held and not failed_before:
@@ -74,10 +73,6 @@ class LoaderBatches:
                 self._held.append(next(self.loader))
             except Exception as error:
                 self._error = error
-
-    def waits_for(self) -> str:
-        """Returns the file that the next batch waits for, and since when; "" if unknown."""
-        return self.loader.waits_for()
 
     def close(self) -> None:
         """Stops the loader's threads. Never raises: that would hide an error of the run."""

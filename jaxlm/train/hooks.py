@@ -4,18 +4,17 @@ import dataclasses
 import math
 import pathlib
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 
-from jaxlm.config import CheckpointConfig, RunError, SampleConfig
+from jaxlm.config import CheckpointConfig, RunError
 from jaxlm.devices.processes import from_first
 from jaxlm.run import metrics
 from jaxlm.run.checkpoints.pace import Pace
 from jaxlm.run.checkpoints.store import Checkpointer
 from jaxlm.run.clock import SAVE
-from jaxlm.run.metrics import AVERAGE, HELD_OUT
-from jaxlm.step.objectives.base import Variables
+from jaxlm.train import watches
 from jaxlm.train.loop import DONE, FAILED, MOVED, PREEMPTED, ROLL_BACK, Ending, Every, Hook, Moment
 
 
@@ -117,7 +116,6 @@ Remark = Callable[[int, dict[str, float]], tuple[dict[str, float], list[str]]]
 
 def nothing(step: int, figures: dict[str, float]) -> tuple[dict[str, float], list[str]]:
     """Returns no further figures and no lines: for a kind of training without remarks."""
-    del step, figures
     return {}, []
 
 
@@ -127,24 +125,27 @@ _BASE, _CHANGE, _ENDED = "val/base/bits_per_byte", "val/base/change", "samples/e
 
 
 class Remarks:
-    """Says in plain words what goes wrong while a model learns to answer: it forgets its base, or its answers do not end.
+    """Says in plain words what goes wrong while a model learns to answer.
+
+    It forgets its base, its answers do not end, or fewer than half of the held-out pairs are ranked as labelled.
 
     Called with (step, figures of an evaluation or of samples); returns (more figures, lines for the user).
 
     Args:
       before: bits per byte of the base's text before the first step; None if not measured yet. A measurement at step 0
         replaces it.
+      pairs: how many pairs are held out.
     """
 
-    def __init__(self, before: float | None, replay: float):
-        self._before, self._replay = before, replay
+    def __init__(self, before: float | None, replay: float, pairs: int = 0):
+        self._before, self._replay, self._pairs = before, replay, pairs
 
     def __call__(self, step: int, figures: dict[str, float]) -> tuple[dict[str, float], list[str]]:
         if step == 0:
             self._before = figures.get(_BASE, self._before)
             return {}, []
         more, lines = self._forgotten(figures)
-        return more, lines + self._endless(figures)
+        return more, [*lines, *self._endless(figures), *self._swapped(figures)]
 
     def _forgotten(self, figures: dict[str, float]) -> tuple[dict[str, float], list[str]]:
         now = figures.get(_BASE)
@@ -154,9 +155,7 @@ class Remarks:
         line = f"the base's own text: {now:.4f} bits per byte, {change:+.1%} since the first step"
         if change > _MOST_FORGOTTEN:
             more = f"more replay (replay.share={self._replay:g} now)" if self._replay else "replay (replay.share=0.05)"
-            line += (
-                f"; it forgets what it knew: {more}, a lower optim.lr, fewer steps, or LoRA (adapter.kind=lora) help"
-            )
+            line += f"; it forgets what it knew: {more}, a lower optim.lr, fewer steps or adapter.kind=lora help"
         return {_CHANGE: change}, [line]
 
     def _endless(self, figures: dict[str, float]) -> list[str]:
@@ -167,6 +166,12 @@ class Remarks:
             f"{1 - ended:.0%} of the answers do not end within sample.max_new_tokens; if the run ends so: more steps, "
             "a higher optim.lr, or data whose answers end"
         ]
+
+    def _swapped(self, figures: dict[str, float]) -> list[str]:
+        accuracy = figures.get("val/accuracy", 1.0)
+        if accuracy + 1.5 / math.sqrt(max(self._pairs, 1)) >= 0.5:  # three standard errors
+            return []
+        return [watches.SWAPPED.sentence.format(accuracy=accuracy, pairs="of the held-out pairs")]
 
 
 def base_before(folder: pathlib.Path) -> float | None:
@@ -206,16 +211,14 @@ class HeldOut(Measuring):
 
     def __call__(self, moment: Moment) -> dict[str, float]:
         figures = self.measure(moment.variables)
-        loss = self.losses[moment.step] = figures.get(HELD_OUT, math.nan)
-        if moment.state.average and HELD_OUT in figures:
+        loss = self.losses[moment.step] = figures.get(metrics.HELD_OUT, math.nan)
+        if moment.state.average and metrics.HELD_OUT in figures:
             placed = jax.tree.map(lambda leaf: leaf.sharding, moment.state.params)  # it may be in the host's memory
-            average = jax.device_put(moment.state.average, placed)
-            figures = {
-                AVERAGE: self.measure(moment.frozen | average)[HELD_OUT]
-            } | figures  # it is shown beside the loss
-        remark = self.remark(loss)
+            average = moment.frozen | jax.device_put(moment.state.average, placed)
+            of_average = self.measure(average)[metrics.HELD_OUT]
+            figures = {metrics.AVERAGE: of_average} | figures  # it is shown beside the loss
         more, lines = self.further(moment.step, figures)
-        for line in filter(None, [remark, *lines]):
+        for line in filter(None, [self.remark(loss), *lines]):
             moment.say(line)
         return figures | more
 
@@ -225,10 +228,7 @@ class Benchmarks(Measuring):
     """Runs the benchmarks, and writes RUN/eval/STEP. `measured`: the steps that earlier starts measured."""
 
     name = "benchmarks"
-    measured: Collection[int] = ()
-
-    def __post_init__(self):
-        self.measured = {*self.measured}
+    measured: set[int] = dataclasses.field(default_factory=set)
 
     def done(self, step: int) -> bool:
         return step in self.measured
@@ -239,26 +239,20 @@ class Benchmarks(Measuring):
         return figures
 
 
+@dataclasses.dataclass(eq=False)
 class Sample(Measuring):
     """Samples continuations of the fixed prompts. `chooses`: True if a figure of the samples chooses the best checkpoint."""
 
     name = "samples"
+    folder: pathlib.Path
+    further: Remark = nothing
+    chooses: bool = False
 
-    def __init__(
-        self,
-        sample: Callable[[Variables, int], tuple[list[str], dict[str, float]]],
-        config: SampleConfig,
-        workdir: pathlib.Path,
-        milestones: Collection[int] = frozenset(),
-        further: Remark = nothing,
-        chooses: bool = False,
-    ):
-        super().__init__(sample if config.prompts else None, Every(config.every_steps, {*config.at_steps, *milestones}))
-        self.decoration = not chooses
-        self._folder, self.further = workdir / "samples", further
+    def __post_init__(self):
+        self.decoration = not self.chooses
 
     def done(self, step: int) -> bool:
-        return (self._folder / f"{step}.jsonl").is_file()  # a rollback deletes the files of its steps
+        return (self.folder / f"{step}.jsonl").is_file()  # a rollback deletes the files of its steps
 
     def __call__(self, moment: Moment) -> dict[str, float]:
         shown, figures = self.measure(moment.variables, moment.step)

@@ -19,8 +19,7 @@ from jax.sharding import Mesh
 
 from jaxlm.config import ConfigError, RunError
 from jaxlm.host.console import Say, peer_is_gone
-from jaxlm.run import clock
-from jaxlm.run.clock import Clock
+from jaxlm.run.clock import COMPILE, EVALUATE, Clock
 from jaxlm.run.signals import StopSignal
 from jaxlm.step.objectives.base import Batch, Variables
 from jaxlm.step.state import TrainState
@@ -114,7 +113,7 @@ class Hook:
     """
 
     name = ""
-    activity = clock.EVALUATE
+    activity = EVALUATE
     vital = False
     decoration = False
 
@@ -123,7 +122,6 @@ class Hook:
 
     def left(self, step: int, end: int) -> float:
         """Returns how often the hook will be due from `step` on, as far as is known; for the estimate of the time left."""
-        del step, end
         return 0
 
     def __call__(self, moment: Moment) -> dict[str, float] | Ending | None:
@@ -132,7 +130,6 @@ class Hook:
 
     def done(self, step: int) -> bool:
         """True if an earlier start of the run already ran the hook after `step`."""
-        del step
         return False
 
     def close(self, moment: Moment, ending: Ending) -> None:
@@ -189,7 +186,7 @@ def run(run: Run, state: TrainState) -> tuple[TrainState, Ending]:
     with run.stop, jax.set_mesh(run.mesh):
         ending = _call(run, run.owed, run.moment(step, state))
         batch = None if ending else _next(run, state, step)
-        run.clock.begin(clock.COMPILE)
+        run.clock.begin(COMPILE)
         while batch is not None and not ending:
             if isinstance(batch, Ending):
                 ending = batch

@@ -11,12 +11,12 @@ import functools
 import hashlib
 import json
 import pathlib
+import typing
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from jaxlm import config as config_lib
-from jaxlm.config import AdapterConfig, Config, ConfigError, ModelConfig, RunError, config_files
+from jaxlm.config import AdapterConfig, Config, ConfigError, ModelConfig, RunError, config_files, resolve
 from jaxlm.data.batches.order import Order, check_fingerprint
 from jaxlm.data.chats import chat
 from jaxlm.data.shards import shards
@@ -79,14 +79,10 @@ class Origin:
         if old.vocab_size >= model.vocab_size:
             return self
         new = dataclasses.replace(old, vocab_size=model.vocab_size)
-        leaf = grown_leaf(self.leaf, old, new)
-        return dataclasses.replace(
-            self,
+        return self.reading(
+            grown_leaf(self.leaf, old, new),
             config=dataclasses.replace(self.config, model=new),
-            params=_from_leaves(leaf),
-            leaf=leaf,
             digest=lambda: _hash([self.digest(), new.vocab_size]),
-            state=None,
         )
 
     def with_prompt(self, settings: AdapterConfig, tokenizer: coder.Coder, seed: int) -> "Origin":
@@ -111,20 +107,25 @@ class Origin:
         if self.adapter is None:
             return self
         added, settings = functools.cache(self.trained), self.adapter.settings
-        leaf = merged_leaf(self.leaf, self.adapter, added)
 
         def digest() -> str:
             named = tree.named_leaves({name: part for name, part in added().items() if name in adapters.MERGED})
             return _hash([self.digest(), {name: hashlib.sha256(x.tobytes()).hexdigest() for name, x in named}])
 
-        return dataclasses.replace(
-            self,
-            params=_from_leaves(leaf),
-            leaf=leaf,
+        return self.reading(
+            merged_leaf(self.leaf, self.adapter, added),
             digest=digest,
             trained=lambda: {name: part for name, part in added().items() if name not in adapters.MERGED},
             adapter=adapters.of(settings, ()) if settings.kind == "prompt" else None,
         )
+
+    def reading(self, leaf: Leaf, **changes: typing.Any) -> "Origin":
+        """Returns the origin with other parameters, those of `leaf`, without a state and with further changes."""
+
+        def params(abstract: dict, shardings: dict) -> dict:
+            return tree.nested(quantized.placed(leaf, abstract, shardings))
+
+        return dataclasses.replace(self, params=params, leaf=leaf, state=None, **changes)
 
     def branch(self, parts: Parts, order: Order) -> tuple[TrainState, Variables, dict]:
         """Returns (state, frozen variables, meta) for a run that continues this state; `meta` lists the skipped batches.
@@ -208,9 +209,7 @@ def open(
     for read in readers:
         if origin := read(folder):
             if checkpoint != "latest":
-                raise ConfigError(
-                    f"{path} is a model, not a run: it has no checkpoint {checkpoint}; give none, or latest"
-                )
+                raise ConfigError(f"{path} is a model, not a run: it has no checkpoint {checkpoint}; give latest")
             return origin.merged() if merge else origin
     if not folder.is_dir():
         raise ConfigError(f"no folder {path}")
@@ -222,8 +221,7 @@ def begin(config: Config, readers: Sequence[Reader] = ()) -> Origin | None:
     """Opens the origin of a config, grown to the vocabulary of the config's model; None if it has no origin."""
     if not config.origin:
         return None
-    model = open(config.origin, config.origin_checkpoint, readers, merge=config.origin_merge)
-    return model.grown(config.model)
+    return open(config.origin, config.origin_checkpoint, readers, merge=config.origin_merge).grown(config.model)
 
 
 def averaged(parts: Sequence[Origin], shares: Sequence[float]) -> Origin:
@@ -236,7 +234,7 @@ def averaged(parts: Sequence[Origin], shares: Sequence[float]) -> Origin:
             total += share * part.leaf(name)
         return total.astype(first.dtype)
 
-    return _bare(parts[-1], leaf)
+    return parts[-1].reading(leaf, digest=str, meta=None)
 
 
 def averaged_in_training(run: Origin) -> Origin | None:
@@ -244,12 +242,7 @@ def averaged_in_training(run: Origin) -> Origin | None:
     if not any(name.startswith(f"{meta.AVERAGE}params/") for name in run.meta()["digests"]):
         return None
     place = pathlib.Path(run.provenance["path"], "checkpoints", str(run.provenance["step"]))
-    return _bare(run, store.reader(place, f"{meta.AVERAGE}params"))
-
-
-def _bare(run: Origin, leaf: Leaf) -> Origin:
-    """Returns the run with other parameters, and no state."""
-    return dataclasses.replace(run, params=_from_leaves(leaf), leaf=leaf, digest=str, state=None, meta=None)
+    return run.reading(store.reader(place, f"{meta.AVERAGE}params"), digest=str, meta=None)
 
 
 def pretrained_on(folder: str) -> str:
@@ -270,9 +263,8 @@ def better(config: Config, checkpoint: str | int) -> str:
     if checkpoint != "latest" or config.program == "pretrain":
         return ""
     folder, name = pathlib.Path(config.workdir), config.checkpoint.best_metric
-    scores = Scores(config.checkpoint).read(folder)
     steps = keep.steps(folder / "checkpoints")
-    best = keep.best(steps, scores)
+    best = keep.best(steps, Scores(config.checkpoint).read(folder))
     if best in (None, steps[-1]):
         return ""
     return f"step {best:,} is the best by {name}, and this is the latest, {steps[-1]:,}: --checkpoint=best takes it"
@@ -327,10 +319,10 @@ def trained_rows(settings: AdapterConfig, tokenizer: coder.Coder) -> tuple[int, 
 
 
 def _run(folder: pathlib.Path, checkpoint: str | int, readers: Sequence[Reader], merge: bool) -> Origin:
-    config = config_lib.resolve(config_files.from_run(folder / "config.json"))
-    scores = Scores(config.checkpoint).read(folder)
-    saved = Checkpointer(folder / "checkpoints", scores=scores, read_only=True)
+    config = resolve(config_files.from_run(folder / "config.json"))
+    saved = Checkpointer(folder / "checkpoints", scores=Scores(config.checkpoint).read(folder), read_only=True)
     step = saved.find(checkpoint)
+    place = saved.directory / str(step)
 
     def params(abstract: dict, shardings: dict) -> dict:
         try:
@@ -346,10 +338,10 @@ def _run(folder: pathlib.Path, checkpoint: str | int, readers: Sequence[Reader],
         provenance={"path": str(folder.resolve()), "step": step},
         params=params,
         state=lambda abstract, shardings: saved.restore(step, abstract, shardings),
-        meta=lambda: saved.meta(step),
-        leaf=store.reader(saved.directory / str(step)),
-        digest=lambda: _hash(_digests(saved.meta(step))),
-        trained=lambda: _trained(saved.directory / str(step), saved.meta(step)),
+        meta=lambda: store.read_meta(place),
+        leaf=store.reader(place),
+        digest=lambda: _hash({n: d for n, d in store.read_meta(place)["digests"].items() if n.startswith("params/")}),
+        trained=lambda: _trained(place, store.read_meta(place)),
     )
     return own if config.adapter.kind == "none" else _with_base(own, folder, readers, merge)
 
@@ -370,13 +362,8 @@ def _with_base(run: Origin, folder: pathlib.Path, readers: Sequence[Reader], mer
         return base.leaf(name)
 
     adapter = adapters.of(config.adapter, trained_rows(config.adapter, run.tokenizer()))
-    params = _from_leaves(leaf)
-    apart = dataclasses.replace(run, params=params, leaf=leaf, digest=base.digest, adapter=adapter, state=None)
+    apart = run.reading(leaf, digest=base.digest, adapter=adapter)
     return apart.merged() if merge else apart
-
-
-def _from_leaves(leaf: Callable[[str], np.ndarray]) -> Callable[[dict, dict], dict]:
-    return lambda abstract, shardings: tree.nested(quantized.placed(leaf, abstract, shardings))
 
 
 def _trained(checkpoint: pathlib.Path, meta: dict) -> Variables:
@@ -396,10 +383,6 @@ def _found(origin: str, run: pathlib.Path) -> str:
 def _named(identity: Mapping[str, str | int]) -> str:
     step = f", step {identity['step']}" if "step" in identity else ""
     return f"{identity.get('path', 'an unknown model')}{step}"
-
-
-def _digests(meta: dict) -> dict[str, int]:
-    return {name: value for name, value in meta["digests"].items() if name.startswith("params/")}
 
 
 def _hash(value: object) -> str:

@@ -8,8 +8,7 @@ import pathlib
 import shlex
 from collections.abc import Collection, Iterator, Sequence
 
-from jaxlm import config as config_lib
-from jaxlm.config import Config, ConfigError, StopConfig, config_files
+from jaxlm.config import Config, ConfigError, StopConfig, config_files, resolve
 from jaxlm.data.shards.mixture import Final, final_of, merge_windows
 from jaxlm.devices.processes import from_first
 from jaxlm.host.files import MANGLED, NUMBER, TEXT, is_number, is_step, json_lines, json_of, json_there, problem
@@ -132,8 +131,9 @@ def _run(folder: pathlib.Path, records: list[dict], held_out: dict, book: dict) 
     planned = {"model": "", "data": "", "steps": 0, "params": 0, "tokens_per_step": 0, "next": ""}
     start = book["starts"][-1] if book["starts"] else {}
     ended = start.get("ended") or {}
+    code = ended.get("code")
     with contextlib.suppress(ConfigError, OSError):
-        config = config_lib.resolve(config_files.from_run(folder / "config.json"))
+        config = resolve(config_files.from_run(folder / "config.json"))
         model, train = config.model, config.train
         planned = {
             "model": f"{model.family}, {model.n_layers} layers of d {model.d_model}, "
@@ -142,9 +142,7 @@ def _run(folder: pathlib.Path, records: list[dict], held_out: dict, book: dict) 
             "steps": train.steps,
             "params": count_params(model),
             "tokens_per_step": train.batch_size * train.seq_len,
-            "next": next_command("" if ended.get("code") else config.program, folder)
-            if ended.get("code") in (0, 1, 4)
-            else "",
+            "next": next_command("" if code else config.program, folder) if code in (0, 1, 4) else "",
         }
     latest, last = lineage.latest(records), records[-1] if records else {}
     trained = [r["train/loss"] for r in records if r.get("train/loss") is not None]

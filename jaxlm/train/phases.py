@@ -7,7 +7,6 @@ are in run.json. A phase has several rows if it was stopped and resumed; the las
 import math
 import pathlib
 import shlex
-import typing
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
@@ -17,7 +16,6 @@ from jaxlm.devices.processes import from_first, together
 from jaxlm.host import console
 from jaxlm.host.files import is_number
 from jaxlm.run import ledger, metrics
-from jaxlm.run.metrics import HELD_OUT
 from jaxlm.train.loop import STOPPED, Ending, Hook, Moment
 
 SMOOTHED = 10  # logged steps whose mean is the training loss at the end of a phase
@@ -43,7 +41,7 @@ def point(records: Records, step: int, spent: tuple[float, float] | None = None,
     losses = [loss for loss in losses if loss is not None]
     if not step:
         losses = [record["train/loss"] for _, record in ordered if record.get("train/loss")][:1]
-    smoothed, val_loss = losses[-SMOOTHED:], _finite(records.get(step, {}).get(HELD_OUT))
+    smoothed, val_loss = losses[-SMOOTHED:], _finite(records.get(step, {}).get(metrics.HELD_OUT))
     train_loss = _finite(sum(smoothed) / len(smoothed)) if smoothed else None
     standing = {"step": step, "wall_s": wall_s, "cost_usd": cost_usd, "val_loss": val_loss, "train_loss": train_loss}
     return standing | {"skipped": int(_last(until, "train/skipped") or 0)}
@@ -159,9 +157,6 @@ def judge(phase: milestones.Phase, r: dict, run: str = "RUN") -> tuple[str, str]
     return (cause, f"{why}: {go_on}, {finish}") if why else None
 
 
-Evaluate = typing.TypeVar("Evaluate")
-
-
 class Phases(Hook):
     """Closes each phase with a row in the bill. Stops the run if the phase's gate fails, or its budget or the run's is spent.
 
@@ -196,7 +191,7 @@ class Phases(Hook):
     def records(self) -> Records:
         return metrics.read(self._folder / "metrics.jsonl")
 
-    def checked(self, evaluate: Evaluate) -> Evaluate:
+    def checked(self, evaluate: Callable | None) -> Callable | None:
         """Returns `evaluate`. Raises ConfigError if it is None (no text is held out) but a gate needs it."""
         blind = [phase.name for phase in self._plan if phase.config.max_val_loss and evaluate is None]
         if blind:
@@ -245,7 +240,7 @@ class Phases(Hook):
         if phase is None:
             return table(self._rows) if self._rows else "", self._over(step)
         now = point(records, step, self.spent(), at_least=phase.first)
-        if step == phase.last and phase.config.max_val_loss and HELD_OUT not in records.get(step, {}):
+        if step == phase.last and phase.config.max_val_loss and metrics.HELD_OUT not in records.get(step, {}):
             raise RunError(f"phase {phase.name} can't be closed: there is no held-out loss of step {step}")
         speeds = [r.get("tokens_per_second") for n, r in sorted(records.items()) if phase.first <= n <= step]
         latest = [speed for speed in speeds if speed][-5:]

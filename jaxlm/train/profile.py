@@ -34,9 +34,7 @@ _PRODUCTS = ("dot", "convolution")
 def check(config: ProfileConfig, first: int) -> None:
     """Raises ConfigError if the steps to trace begin before `first`, the first step that this start will do."""
     if config.window and config.window[0] < first:
-        raise ConfigError(
-            f"config.profile.steps={config.steps} begins before step {first}, the next of this run: name later steps"
-        )
+        raise ConfigError(f"config.profile.steps={config.steps} begins before step {first}, the next: name later steps")
 
 
 class Trace(Hook):
@@ -121,6 +119,7 @@ class Instruction:
     product: bool = False  # a matrix product, or a fusion that holds one
 
 
+_UNKNOWN = Instruction("", "")
 Programs = dict[tuple[str, str], Instruction]  # (program, instruction's name) -> instruction
 
 
@@ -132,7 +131,7 @@ class Event:
     name: str
     start: float
     end: float
-    instruction: Instruction | None = None
+    instruction: Instruction = _UNKNOWN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +156,7 @@ class Profile:
 
 def classify(event: Event) -> str:
     """Returns the class of an operation from its name and its instruction: one of CLASSES, never idle."""
-    instruction = event.instruction or Instruction("", "")
+    instruction = event.instruction
     names = f"{event.name} {instruction.target}"
     if _COMMUNICATION.search(names):
         return "communication"
@@ -183,7 +182,7 @@ def summarise(events: Iterable[Event], steps: int) -> Profile:
     span, spent, runs = 0.0, collections.Counter(), collections.Counter()
     for mine in by_device.values():
         span += max(e.end for e in mine) - min(e.start for e in mine)
-        keys = [(_base(e.name), place(e.instruction.scope if e.instruction else ""), classify(e)) for e in mine]
+        keys = [(_base(e.name), place(e.instruction.scope), classify(e)) for e in mine]
         times = _attribute(mine, [kind == "communication" for *_, kind in keys])
         for key, time in zip(keys, times, strict=True):
             spent[key] += time
@@ -245,8 +244,8 @@ def _operations(plane: str, timeline: Iterable[ProfileEvent], programs: Programs
     for event in timeline:
         stats = dict(event.stats)
         op = str(stats.get("hlo_op", ""))
-        instruction = programs.get((str(stats.get("hlo_module", "")), op))
-        if (op or not is_host) and not (instruction and instruction.opcode in _CONTAINERS):
+        instruction = programs.get((str(stats.get("hlo_module", "")), op), _UNKNOWN)
+        if (op or not is_host) and instruction.opcode not in _CONTAINERS:
             device = f"{plane}:{stats.get('device_ordinal', 0)}" if is_host else plane
             yield Event(device, event.name, event.start_ns, event.start_ns + event.duration_ns, instruction)
 

@@ -10,11 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 import jax
 
 from jaxlm.config import Config, HardwareConfig
-from jaxlm.host import screen
 from jaxlm.host.console import AGAIN_S, WORKING_S, dollars, duration, human
-from jaxlm.host.screen import BOLD, CYAN, DIM, GREEN, Part, say
+from jaxlm.host.screen import BOLD, CYAN, DIM, GREEN, Part, say, say_parts, shown
 from jaxlm.plan import flops
-from jaxlm.plan.flops import count_params
 from jaxlm.report import redteam
 from jaxlm.run import ledger
 from jaxlm.run.clock import DATA, REPEATED, ROLLOUT, STEP, Clock
@@ -88,7 +86,7 @@ class Meter:
 
 def recounted(folder: pathlib.Path, config: Config) -> str:
     """Returns a line if the previous start's MFU counted lookup tables, as older versions did; else ""."""
-    starts, parameters = ledger.read(folder)["starts"], count_params(config.model)
+    starts, parameters = ledger.read(folder)["starts"], flops.count_params(config.model)
     looked_up = parameters - flops.multiplied(config)
     if not starts or "flops_per_token" in starts[-1] or not looked_up or not _peak_tflops(config.hardware):
         return ""
@@ -168,8 +166,8 @@ class Recorder:
             # The summary figure comes first, then losses: a narrow terminal leaves out the last ones.
             words.sort(key=lambda word: ("/" in word, "/loss " not in word))
             first, *others = [word.replace("/loss ", " ") for word in words] or [""]
-            parts = [screen.Part(word, rank) for rank, word in enumerate([f"step {step}  {name}: {first}", *others])]
-            screen.say_parts(parts)
+            said = [f"step {step}  {name}: {first}", *others]
+            say_parts([Part(word, rank) for rank, word in enumerate(said)])
 
     def say(self, text: str) -> None:
         if self.writer:
@@ -216,7 +214,7 @@ class Progress:
         # The first step of this start, when it began, and how many lines were said about that step.
         self._first, self._began, self._said = done + 1, time.monotonic(), 0
         self._shown = contextlib.ExitStack()
-        self._shown.enter_context(screen.shown(self))
+        self._shown.enter_context(shown(self))
 
     def stepped(self, step: int, loss: float) -> None:
         """Takes the loss of a step; called after every step."""
@@ -238,7 +236,7 @@ class Progress:
         self._ends_at = None if left is None else time.monotonic() + left
         speed, mfu, skipped = record.get("tokens_per_second"), record.get("mfu_palm"), record.get("train/skipped")
         rate, usd, reward = record.get("train/lr"), record["cost_usd"], record.get("train/reward")
-        screen.say_parts(
+        say_parts(
             [
                 Part(f"step {record['step']}/{self._total}", 0),
                 Part(_percent(record["step"], self._total), 5),

@@ -12,8 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxlm import config as config_lib
-from jaxlm.config import BY_RULE, Config, ConfigError, HardwareConfig, OptimConfig, TrainConfig, config_files
+from jaxlm.config import BY_RULE, Config, ConfigError, HardwareConfig, OptimConfig, TrainConfig, config_files, resolve
 from jaxlm.data.tokenizer.coder import Encoded
 from jaxlm.devices.processes import say, together
 from jaxlm.host.redact import redact
@@ -29,7 +28,7 @@ from jaxlm.train.recorder import Meter, Recorder, recounted
 JUMP = 1.05  # a smaller rise of the rate is not reported: it comes from steps that were added early in a run
 
 
-class Log:
+class Log(contextlib.ExitStack):
     """The record of one start: its time and dollars, its entry in the ledger, its metrics. Use it in a `with`. Raises OSError.
 
     Open it as soon as the folder is locked, so that even a start that dies before its first step is recorded. Enter it
@@ -37,12 +36,12 @@ class Log:
     """
 
     def __init__(self, folder: pathlib.Path, clock: Clock, train: TrainConfig, hardware: HardwareConfig):
+        super().__init__()
         self._folder, self._clock = folder, clock
         earlier = together(lambda: spent.carry_on(folder, clock), first_only=True) or spent.Earlier()
         sizes = {"tokens_per_step": train.batch_size * train.seq_len, "usd_per_hour": hardware.usd_per_hour}
         self._meter = Meter(clock, earlier, **sizes)
         together(self._note, first_only=True)
-        self._closing = contextlib.ExitStack()
 
     def _note(self, refused: bool = False) -> None:
         lines = JsonLines(self._folder / "metrics.jsonl")
@@ -51,10 +50,9 @@ class Log:
 
     def closed_by(self, kind: type[BaseException] | None, *error) -> None:
         """Records that a ConfigError ended the start before its first step: the run does not pay for the time from then on."""
-        if kind and issubclass(kind, ConfigError) and not self._clock.step:
+        if kind and issubclass(kind, ConfigError) and not self._clock.step and jax.process_index() == 0:
             with contextlib.suppress(OSError):
-                if jax.process_index() == 0:
-                    self._note(refused=True)
+                self._note(refused=True)
 
     def spent(self) -> tuple[float, float]:
         """Returns (seconds, dollars) of all starts so far, this one at its own price; first process only."""
@@ -83,7 +81,7 @@ class Log:
         before = together(lambda: self._losses(done), first_only=True)
         left = functools.partial(between_s, hooks, self._clock)
         recorder = Recorder(meter, writer, **sizes, reads=reads, before=before, scores=scores, between_s=left)
-        self._closing.callback(recorder.close)
+        self.callback(recorder.close)
         recorder.begin()
         return recorder
 
@@ -113,14 +111,8 @@ class Log:
         )
         shown = redact(dataclasses.asdict(config))
         writer = Writer(self._folder, config.log, shown, first=done + 1, on_full=on_full)
-        self._closing.callback(writer.close)
+        self.callback(writer.close)
         return writer
-
-    def __enter__(self) -> "Log":
-        return self
-
-    def __exit__(self, *error) -> None:
-        self._closing.close()
 
 
 def hardware() -> dict:
@@ -141,7 +133,7 @@ def jump(folder: pathlib.Path, config: Config, done: int) -> str:
     saved = folder / "config.json"
     if not done or not saved.is_file():
         return ""
-    before = config_lib.resolve(config_files.from_run(saved))
+    before = resolve(config_files.from_run(saved))
     old, new = rate(before.optim, before.train.steps), rate(config.optim, config.train.steps)
     last, following = float(old([done])[0]), float(new([done + 1])[0])
     if config.train.steps <= before.train.steps or not JUMP * last < following:

@@ -232,20 +232,6 @@ ONLY_LENGTH = Row(
 )
 
 
-class Remarks:
-    """Calls `others` on an evaluation's figures, and adds a line if fewer than half of the pairs are ranked as labelled."""
-
-    def __init__(self, pairs: int, others: Callable[[int, dict[str, float]], tuple[dict[str, float], list[str]]]):
-        self._pairs, self._others = pairs, others
-
-    def __call__(self, step: int, figures: dict[str, float]) -> tuple[dict[str, float], list[str]]:
-        more, lines = self._others(step, figures)
-        accuracy = figures.get("val/accuracy", 1.0)
-        if step and accuracy + 1.5 / math.sqrt(max(self._pairs, 1)) < 0.5:  # three standard errors
-            lines = [*lines, _SWAPPED.format(accuracy=accuracy, pairs="of the held-out pairs")]
-        return more, lines
-
-
 _FLAT_STEPS = 3
 _BEGINNING = 5  # steps that stand for the beginning of the run, and as many for its present
 _WORD_SHARE, _WORD_TIMES = 0.25, 2.5  # of all words; times its share at the beginning

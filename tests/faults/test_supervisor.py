@@ -152,7 +152,7 @@ def test_a_save_that_hangs_is_ended_with_what_it_waits_for(place):
     run.wait_for_words("no sign of life for")
     run.fault()
     said = run.end(0)
-    assert "it waits for a save" in said
+    assert "it waits for the save" in said
     assert list(run.folder.glob("hang-*.txt"))
     place.assert_exact("stuck save")
 

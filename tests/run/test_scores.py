@@ -47,7 +47,7 @@ def test_a_name_that_no_metric_has_is_told():
     assert found.missing() == ""  # no benchmark has run yet
     found.note(5, {"eval/piqa/acc": 0.5})
     assert "eval/piqa/ac: metrics.jsonl has no such name" in found.missing()
-    assert "did you mean eval/piqa/acc?" in found.missing()
+    assert "did you mean 'eval/piqa/acc'?" in found.missing()
     right = scores("train/loss", "lowest")
     right.note(1, {"train/loss": 1.0})
     assert right.missing() == ""

@@ -203,10 +203,10 @@ def test_the_first_of_several_does_not_count_since_it_compiled(counted):
 
 def test_it_says_what_goes_on(counted):
     found, spend = counted
-    assert found.doing() == "starting"
+    assert found.doing() == "start"
     found.begin(clock.STEP)
     assert found.doing() == ""
-    assert spend(clock.EVALUATE, "held-out", 1.0) == "evaluating"
-    assert spend(clock.EVALUATE, "samples", 1.0) == "sampling"
-    assert spend(clock.SAVE, "checkpoint", 1.0) == "saving"
+    assert spend(clock.EVALUATE, "held-out", 1.0) == "evaluation"
+    assert spend(clock.EVALUATE, "samples", 1.0) == "samples"
+    assert spend(clock.SAVE, "checkpoint", 1.0) == "save"
     assert found.doing() == ""

@@ -30,9 +30,6 @@ class Loader:
         self.given += 1
         return {"tokens": np.full((4, 8), self.given, np.int32)}
 
-    def waits_for(self):
-        return "a shard"
-
     def close(self):
         self.closed = True
         raise OSError("the loader can't be closed")
@@ -94,6 +91,5 @@ def test_without_a_reserve_nobody_is_told_and_nothing_is_read_ahead():
 
 def test_closing_never_hides_an_error_of_the_run():
     batches = make(1, reserve=0)
-    assert batches.waits_for() == "a shard"
     batches.close()
     assert batches.loader.closed

@@ -6,7 +6,6 @@ import types
 
 import pytest
 
-from jaxlm.config import SampleConfig
 from jaxlm.run import clock
 from jaxlm.train import hooks, loop
 
@@ -35,7 +34,7 @@ def test_without_held_out_text_nothing_is_due():
 
 
 def test_samples_are_counted_at_their_own_steps(tmp_path):
-    hook = hooks.Sample(lambda *_: [], make(SampleConfig, prompts=("a",), every_steps=10, at_steps=(3, 20)), tmp_path)
+    hook = hooks.Sample(lambda *_: [], loop.Every(10, {3, 20}), tmp_path)
     for step in range(1, 26):
         assert hook.left(step, 25) == sum(hook.due(s, 25) for s in range(step, 26)), step
 

@@ -139,7 +139,9 @@ def run(
     hooked = [
         hooks.Save(recorder, dataclasses.replace(c.checkpoint, every_steps=4), 0.0, {"note": 1}),
         hooks.HeldOut(recorder.evaluate, loop.Every(4), losses),
-        hooks.Sample(recorder.sample, c.sample, hooks.pathlib.Path(folder)),
+        hooks.Sample(
+            recorder.sample, loop.Every(c.sample.every_steps, c.sample.at_steps), pathlib.Path(folder, "samples")
+        ),
         *more_hooks,
     ]
     watching = [watches.SaveInFlight(recorder, c.checkpoint), stability.NonFinite(3, c.stability), *more_watches]
@@ -294,9 +296,8 @@ def test_a_decoration_that_fails_is_a_line(capsys, error):
 
 
 def test_samples_that_choose_the_best_checkpoint_are_no_decoration():
-    settings = types.SimpleNamespace(prompts=("x",), every_steps=0, at_steps=())
     for chooses in (True, False):
-        assert hooks.Sample(None, settings, pathlib.Path(), chooses=chooses).decoration is not chooses
+        assert hooks.Sample(None, loop.Every(0), pathlib.Path(), chooses=chooses).decoration is not chooses
 
 
 @pytest.mark.parametrize(

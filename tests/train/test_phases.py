@@ -306,7 +306,7 @@ def test_a_phases_end_is_saved_evaluated_and_sampled(tmp_path):
     three = [
         hooks.Save(saver, c.checkpoint, 2.0, {}, ends),
         hooks.HeldOut(lambda variables: {}, loop.Every(0, ends), {}),
-        hooks.Sample(lambda variables, step: [], c.sample, tmp_path, ends),
+        hooks.Sample(lambda variables, step: [], loop.Every(c.sample.every_steps, ends), tmp_path / "samples"),
     ]
     for hook in three:
         assert [step for step in (1, 199, 200, 201, 10_000, 60_000, 90_000) if hook.due(step, 90_001)] == sorted(ends)

@@ -34,7 +34,6 @@ from jaxlm.train.origin import Origin
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    del args
     return training.run(config, (Chats if config.program == "sft" else Pairs)(config))
 
 
@@ -54,7 +53,8 @@ class Chats(Kind):
         return lm.make(model, config)
 
     def data(self, config: Config) -> example_rows.Packed:
-        return examples(config, self._tokenizer, self._base_text if config.replay.share else None)
+        replayed = config.program == "sft" and config.replay.share
+        return examples(config, self._tokenizer, self._base_text if replayed else None)
 
     @functools.cached_property
     def _base_text(self) -> replay.Text | None:
@@ -89,20 +89,18 @@ class Chats(Kind):
         return loaded
 
     def held_out(self, ready: Ready) -> Evaluator | None:
-        return held_out.joined([self._of_examples(ready), self._of_base(ready)])
+        c, parts = ready.config, ready.parts
+        sizes = {"seq_len": c.train.seq_len, "tile": c.loss.tile_tokens}
+        of_base = held_out.of_base(parts.model, self._base_text, parts.mesh, c.eval, **sizes)
+        return held_out.joined([self._of_examples(ready), of_base])
 
     def _of_examples(self, ready: Ready) -> Evaluator | None:
         c, parts = ready.config, ready.parts
         return held_out.of_answers(parts.model, ready.data, parts.mesh, c.eval, c.loss.tile_tokens)
 
-    def _of_base(self, ready: Ready) -> Evaluator | None:
-        c, parts = ready.config, ready.parts
-        sizes = {"seq_len": c.train.seq_len, "tile": c.loss.tile_tokens}
-        return held_out.of_base(parts.model, self._base_text, parts.mesh, c.eval, **sizes)
-
     def remark(self, ready: Ready) -> hooks.Remark:
         before = from_first(lambda: hooks.base_before(pathlib.Path(ready.config.workdir)))
-        return hooks.Remarks(before, ready.data.replay_share)
+        return hooks.Remarks(before, ready.data.replay_share, len(ready.data.val))
 
 
 class Pairs(Chats):
@@ -114,10 +112,6 @@ class Pairs(Chats):
 
     def objective(self, model: Transformer, config: Config) -> Objective:
         return reward.make(model, config) if self._scores else dpo.make(model, config)
-
-    def data(self, config: Config) -> example_rows.Packed:
-        # A score is read at the end of an answer, so rows must also hold the last token of each text.
-        return examples(config, self._tokenizer, None, pairs=True, closed=self._scores)
 
     def begin(self, ready: Ready, state: TrainState, frozen: Variables) -> Ready:
         """Returns `ready`, with the reference's log-probabilities in its batches if the objective needs them."""
@@ -143,22 +137,16 @@ class Pairs(Chats):
         return held_out.of_pairs(parts.objective, ready.data, parts.mesh, c.eval, c.model.dtype)
 
     def watches(self, ready: Ready) -> list[loop.Watch]:
-        of_kind = watches.of_reward if self._scores else watches.of_dpo
-        return of_kind(ready.config, say)
-
-    def remark(self, ready: Ready) -> hooks.Remark:
-        return watches.Remarks(len(ready.data.val), super().remark(ready))
+        return (watches.of_reward if self._scores else watches.of_dpo)(ready.config, say)
 
 
 def tokenizer(config: Config) -> coder.Coder:
     """Returns the origin's tokenizer; a tokenizer of jaxlm gets ChatML's tokens if it lacks them. Raises ConfigError."""
     if not config.origin:
-        raise ConfigError(
-            f"{config.program} begins with a model: --config.origin=RUN, or the folder of a Hugging Face model"
-        )
+        raise ConfigError(f"{config.program} begins with a model: --config.origin=RUN or a Hugging Face model's folder")
     if config.origin_state:
         raise ConfigError(
-            f"origin_state=True continues the origin's training; {config.program} begins a new one: set it to False"
+            f"origin_state=True continues the origin's training; {config.program} begins anew: set it to False"
         )
     return origin.prompted(origin.speaker(config), config)
 
@@ -176,9 +164,7 @@ def _adapter(config: Config, speaker: coder.Coder) -> adapters.Adapter | None:
     """Returns the adapter of a config, if any. Raises ConfigError if the model would hardly learn to end an answer."""
     rows = origin.trained_rows(config.adapter, speaker)
     if config.adapter.kind == "prompt" and config.examples.template == "chatml":
-        raise ConfigError(
-            "config.examples.template=chatml has tokens to train, and prompt tuning trains no tokens: take plain"
-        )
+        raise ConfigError("config.examples.template=chatml has tokens to train, prompt tuning trains none: take plain")
     untrained = {speaker.id_of(piece) for piece in chat.own_rows(speaker)} - {*rows}
     if config.adapter.kind != "none" and untrained and not config.adapter.without_rows:
         raise ConfigError(
@@ -188,18 +174,18 @@ def _adapter(config: Config, speaker: coder.Coder) -> adapters.Adapter | None:
     return adapters.of(config.adapter, rows)
 
 
-def examples(
-    config: Config, tokenizer: coder.Coder, text: replay.Text | None, pairs: bool = False, closed: bool = False
-) -> example_rows.Packed:
+def examples(config: Config, tokenizer: coder.Coder, text: replay.Text | None) -> example_rows.Packed:
     """Returns the examples; reports on them, shows the first, and writes report and tokenizer into the run's folder.
 
-    `text` is replayed between the examples; `closed`: rows also hold the last token of each text.
+    `text` is replayed between the examples.
     """
     folder = pathlib.Path(config.workdir)
     tokenizer = chat.dated(tokenizer, from_first(lambda: ledger.moment(folder)))
     together(lambda: coder.write(tokenizer, folder / TOKENIZER), first_only=True)
     seen = survey.Survey(config.train.seq_len, survey.leaks_of(config.examples.benchmarks, config.prepare))
-    options = {"pairs": pairs, "replay": text, "share": config.replay.share, "closed": closed}
+    # A score is read at the end of an answer, so a reward model's rows must also hold the last token of each text.
+    options = {"pairs": config.program != "sft", "closed": config.program == "reward"}
+    options |= {"replay": text, "share": config.replay.share}
     options["sizes"] = example_rows.Sizes(config.seed, config.train.seq_len, config.train.batch_size)
     options |= {"say": say, "see": seen.see}
     data = together(lambda: example_rows.make(config.data, config.examples, tokenizer, **options))
@@ -220,5 +206,4 @@ def base_text(config: Config, tokenizer: coder.Coder) -> replay.Text | None:
     if not path:
         say(f"the text that {config.origin} was trained on is not here, so none is replayed: --config.replay.path=TEXT")
         return None
-    keys = {"text_key": d.text_key, "val_fraction": d.val_fraction}
-    return replay.open_text(path, tokenizer, **keys)
+    return replay.open_text(path, tokenizer, text_key=d.text_key, val_fraction=d.val_fraction)

@@ -32,7 +32,6 @@ _PROMPTS = 500  # held-out prompts on which the best constant answer is sought
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    del args
     return training.run(config, Rewards(config))
 
 
@@ -47,9 +46,7 @@ class Rewards(Chats):
                 "reward.function=MODULE:FUNCTION or reward.model=RUN"
             )
         if r.tasks and not config.eval.max_prompts:
-            raise ConfigError(
-                "eval.max_examples=0 asks for all held-out prompts, but tasks are endless: set it above 0"
-            )
+            raise ConfigError("eval.max_examples=0 asks for all held-out prompts; tasks are endless: set it above 0")
         super().__init__(config)
         self.keeps_origin |= config.policy.reference
         self._folder = pathlib.Path(config.workdir)
@@ -106,12 +103,11 @@ class Rewards(Chats):
         if int(state.step) == 0:
             for line in (*watches.first_lines(c), chat.told_ends(self._tokenizer)):
                 say(line)
-            if c.reward.tasks and (baseline := rewards.baseline(ready.data.held_out(_PROMPTS), rewarder)):
-                say(baseline.line())
+            if c.reward.tasks and (line := rewards.baseline(ready.data.held_out(_PROMPTS), rewarder)):
+                say(line)
         return ready
 
     def batches(self, ready: Ready, done: int, failed: Callable[[Exception], object]) -> loop.Batches:
-        del failed  # for several processes; this is one
         return self._rollouts
 
     def held_out(self, ready: Ready) -> Evaluator | None:

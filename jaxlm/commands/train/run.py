@@ -138,10 +138,8 @@ class Attempt:
             stack.callback(batches.close)
             mesh, data, make_room = ready.parts.mesh, ready.data.data, checkpointer.reserve.free
             recorder = log.begin(o.settled, data, mesh, done, o.scores, (doing, watching), make_room)
-            passes = ready.data.passes(c.train.steps)
-            for line in announcement.lines(
-                ready.parts, data.token_counts("train"), passes, program, done, kind.trained
-            ):
+            tokens, passes = data.token_counts("train"), ready.data.passes(c.train.steps)
+            for line in announcement.lines(ready.parts, tokens, passes, program, done, kind.trained):
                 say(line)
             inner = (frozen, batches, doing, watching, recorder, self.clock, self.stop, owed)
             options = c, mesh, ready.parts.shardings, done
@@ -162,23 +160,23 @@ class Attempt:
         model, data, mesh, order = ready.parts.model, ready.data.data, ready.parts.mesh, ready.data
         # Overfit gets the training loss as a watch, and the held-out loss from the hook HeldOut.
         overfit = stability.Overfit(c.stability.overfit_evals, order.switch())
-        sample = together(lambda: samples.make(c.sample, c.seed, model, data, folder))
+        sample = together(lambda: samples.make(c.sample, c.seed, model, data, folder)) if c.sample.prompts else None
         held_out, remark = bill.checked(kind.held_out(ready)), kind.remark(ready)
         trace = stack.enter_context(profile.Trace(c.profile.window, folder / "profile"))
         ask = harness.make(ready.benchmarks, c, model, data, mesh, folder)
         rows = folder / "metrics.jsonl"
-        measured = from_first(lambda: list(metrics.benchmarked(rows, ledger.read(folder)["rollbacks"])))
+        measured = {*from_first(lambda: [*metrics.benchmarked(rows, ledger.read(folder)["rollbacks"])])}
         look, chooses = outlook.of_run(folder, c), c.checkpoint.best_metric.startswith("samples/")
         about, alive = meta.of_run(c, order, ready.base), functools.partial(clock.begin, SAVE, "room on the disk")
         often, failures, usd_per_hour = c.train.eval_every_steps, c.plan.preemptions_per_day, c.hardware.usd_per_hour
-        at_start = {0} if c.eval.at_start else set()
+        at_start, sampled = {0} if c.eval.at_start else set(), Every(c.sample.every_steps, {*c.sample.at_steps, *ends})
         # Saving comes first, so that nothing is lost if a later hook fails; the bill after the hooks whose figures it reads.
         between = [
             trace,
             hooks.Save(checkpointer, c.checkpoint, failures, about, ends, scores.missing, alive),
             hooks.HeldOut(held_out, Every(often, ends | at_start), scores.losses, overfit.evaluated, remark),
             hooks.Benchmarks(ask, Every(c.eval.tasks_every_steps, ends), measured),
-            hooks.Sample(sample, c.sample, folder, ends, remark, chooses),
+            hooks.Sample(sample, sampled, folder / "samples", remark, chooses),
             outlook.StopByForecast(look, c.stop, often),
             outlook.Report(look, c.stop, ends),
             bill,
@@ -240,9 +238,8 @@ class Attempt:
         if set(skipped) & set(windows):
             say("batches skipped: " + ", ".join(f"{first} to {last}" for first, last in windows))
         data = data.passing_over(windows)
-        together(
-            lambda: ledger.put(self.opened.folder, "passed_over", [list(w) for w in data.passed_over]), first_only=True
-        )
+        put = functools.partial(ledger.put, self.opened.folder, "passed_over", [list(w) for w in data.passed_over])
+        together(put, first_only=True)
         return data
 
     def _ended(self, ending: loop.Ending, step: int, data: Order, checkpointer: Checkpointer) -> loop.Ending:
@@ -277,13 +274,10 @@ def _conclude(opened: Opened, ending: loop.Ending, clock: Clock) -> None:
 
 def _record_speed(config: Config, mesh: jax.sharding.Mesh, folder: pathlib.Path) -> None:
     """Records the speed of this machine for `jaxlm doctor`: the median of the logged speeds."""
-    speeds = []
     with contextlib.suppress(OSError):  # the run is done: an error here must not change the exit code
-        records = metrics.records(folder / "metrics.jsonl")
-        speeds = sorted(r["tokens_per_second"] for r in records if r.get("tokens_per_second"))
-    if speeds:
-        key = machines.key(config, mesh.shape)
-        machines.record(jax.devices()[0].device_kind, mesh.size, key, speeds[len(speeds) // 2], "train")
+        if step_s := metrics.step_s(folder / "metrics.jsonl", config):
+            speed, key = config.train.batch_size * config.train.seq_len / step_s, machines.key(config, mesh.shape)
+            machines.record(jax.devices()[0].device_kind, mesh.size, key, speed, "train")
 
 
 def _say_ending(ending: loop.Ending, folder: pathlib.Path, program: str, all_done: bool) -> None:

@@ -26,11 +26,9 @@ from jaxlm.train.origin import Origin
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    del args
     if config.adapter.kind != "none":
-        raise ConfigError(
-            f"config.adapter.kind={config.adapter.kind} is for sft, reward and dpo; this trains all parameters"
-        )
+        kind = f"config.adapter.kind={config.adapter.kind}"
+        raise ConfigError(f"{kind} is for sft, reward and dpo; pretraining trains all parameters")
     return training.run(config, Text())
 
 

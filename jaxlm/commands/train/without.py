@@ -49,15 +49,11 @@ def find(args: argparse.Namespace) -> dict:
         raise ConfigError(f"{run} was trained on examples, not on documents: branch from the run that it came from")
     order = open_order(config, book["passed_over"])
     if order.removed:
-        raise ConfigError(
-            f"{run} does without documents already: name all in one list, and branch from the run before it"
-        )
+        raise ConfigError(f"{run} does without documents already: branch from its origin, with all in one list")
     order = dataclasses.replace(order, removed=removed.read(order.data, path))
     first = step_of(order.first_removed, order.passed_over)
     if first > config.train.steps:
-        raise ConfigError(
-            f"{run} reads no document of {path} by step {config.train.steps}, its last: nothing would differ"
-        )
+        raise ConfigError(f"{run} reads no document of {path} by its last step, {config.train.steps}: nothing differs")
     earlier = [step for step in keep.steps(run / "checkpoints") if order.batch_number(step) < order.first_removed]
     if not earlier and config.origin_state:
         raise ConfigError(f"{run} is a branch, and began after step {first}: branch from {config.origin}")

@@ -2,7 +2,7 @@
 
 Orbax does not verify arrays: it restores one with a flipped bit and reports nothing. The digests are computed on the
 device before saving. So damage by a disk, a network filesystem or memory is detected when the array is read back: on
-the device by `differing`, on the host, piece by piece, by `of_piece`.
+the device by `differing`, on the host, piece by piece, by `of_array`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,14 +33,14 @@ def digest(x: jax.Array) -> jax.Array:
     return jnp.sum(mix(bits ^ numbers(x.shape)), dtype=jnp.uint32)
 
 
-def of_piece(
-    piece: np.ndarray, start: Sequence[int], shape: Sequence[int], pool: futures.ThreadPoolExecutor | None = None
-) -> int:
-    """Returns a piece's share of the digest of an array, computed on the host: the shares of all pieces sum to the digest."""
-    if pool is not None:
-        jobs = _split(piece, start, _A_JOB)
-        return sum(pool.map(lambda job: of_piece(*job, shape), jobs)) % 2**32
-    return sum(_hash(part, at, shape) for part, at in _split(piece, start, _AT_ONCE)) % 2**32
+def of_array(array: np.ndarray, pool: futures.ThreadPoolExecutor | None = None) -> int:
+    """Returns the digest of an array, computed on the host: the shares of all its pieces sum to it."""
+
+    def share(piece: np.ndarray, start: Sequence[int]) -> int:
+        return sum(_hash(part, at, array.shape) for part, at in _split(piece, start, _AT_ONCE))
+
+    pieces = _split(array, (0,) * array.ndim, _A_JOB)
+    return sum((pool.map if pool else map)(lambda piece: share(*piece), pieces)) % 2**32
 
 
 def _split(piece: np.ndarray, start: Sequence[int], most: int) -> Iterator[tuple[np.ndarray, Sequence[int]]]:

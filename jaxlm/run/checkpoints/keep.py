@@ -119,8 +119,8 @@ class Reserve:
             return self._bytes > 0 and self._path.stat().st_size == self._bytes
         return False
 
-    def make(self, most: float = math.inf) -> bool:
-        """Writes the file, of at most `most` bytes, if it is missing and twice its size is free. Returns True if it exists."""
+    def make(self, most: float = math.inf) -> None:
+        """Writes the file, of at most `most` bytes, if it is missing and twice its size is free."""
         self._bytes = int(min(self._bytes, most))
         if self._bytes and not self.held:
             try:
@@ -129,14 +129,10 @@ class Reserve:
                     _fill(self._path, self._bytes)
             except OSError:
                 self.free()
-        return self.held
 
-    def free(self) -> bool:
-        """Deletes the file. Returns True if that freed room."""
+    def free(self) -> None:
         with contextlib.suppress(OSError):
             self._path.unlink()
-            return True
-        return False
 
 
 def is_full(checkpoints: pathlib.Path, seconds: float) -> bool:

@@ -23,13 +23,8 @@ from jaxlm.run.checkpoints.damage import ToldError
 from jaxlm.run.checkpoints.mirror_worker import Gone, Refused, Trouble
 
 _ANSWER_S = 20.0  # a start with local checkpoints waits no longer to learn which run owns the mirror
-_EXTRAS = {  # protocol -> (module, extra of this package that installs it)
-    "s3": ("s3fs", "mirror-s3"),
-    "s3a": ("s3fs", "mirror-s3"),
-    "gs": ("gcsfs", "mirror-gs"),
-    "gcs": ("gcsfs", "mirror-gs"),
-    "hf": ("huggingface_hub", "mirror-hf"),
-}
+_MODULES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "hf": "huggingface_hub"}  # of a protocol
+_EXTRAS = {"s3fs": "mirror-s3", "gcsfs": "mirror-gs", "huggingface_hub": "mirror-hf"}  # of this package
 _NOT_KEPT = ("memory", "http", "https", "data")  # gone with the process, or only read
 
 
@@ -229,8 +224,7 @@ class Mirror:
             try:
                 if unwritable := self._claim(self._config.mirror_timeout_s):
                     raise Trouble(unwritable)
-                job = {"step": step, "copied": copied}
-                self._note_held(self._ask("copy", note, **job))
+                self._note_held(self._ask("copy", note, step=step, copied=copied))
             except Abandoned as error:
                 # A worker that died is restarted only if it made progress: this very copy may kill it.
                 if not (error.late or len(copied) > before):
@@ -352,11 +346,11 @@ def check(url: str, workdir: pathlib.Path) -> None:
     """Raises ConfigError if this URL can't hold a mirror of `workdir`. Reads and writes no files."""
     shown = f"config.checkpoint.mirror={redact_url(url)}"
     protocol = url.partition("://")[0] if "://" in url else "file"
-    module, extra = _EXTRAS.get(protocol, ("fsspec", ""))
+    module = _MODULES.get(protocol, "fsspec")
     if protocol in _NOT_KEPT or protocol not in fsspec.available_protocols():
         raise ConfigError(f"{shown}: {protocol}:// can't hold a mirror: give a folder, s3://, gs:// or hf://")
     if importlib.util.find_spec(module) is None:
-        raise ConfigError(f"{shown} needs a package: {pip_install(extra)}")
+        raise ConfigError(f"{shown} needs a package: {pip_install(_EXTRAS[module])}")
     if protocol == "file":
         folder = pathlib.Path(remote.file_system(url)[1]).resolve()
         if folder.is_relative_to(pathlib.Path(workdir).resolve()):

@@ -243,7 +243,7 @@ def _write_logs(remote: Remote, workdir: pathlib.Path, prefix: str) -> Sums:
             content = content[: content.rfind(b"\n") + 1]  # the last line may be half written
         name = path.relative_to(workdir).as_posix()
         remote.write(prefix + name, content)
-        sums[name] = sum_of(content)
+        sums[name] = sum_of([content])
     return sums
 
 
@@ -298,7 +298,7 @@ def _restore_logs(remote: Remote, step: int, of_step: Sums, workdir: pathlib.Pat
                 content = remote.read(place)
             except FileNotFoundError:
                 continue
-            if sum_of(content) == sum_:
+            if sum_of([content]) == sum_:
                 of_this_start = path.read_bytes() if path.exists() else b""  # by this start
                 path.parent.mkdir(parents=True, exist_ok=True)
                 content = of_this_start if of_this_start.startswith(content) else content + of_this_start
@@ -327,9 +327,8 @@ def owner(remote: Remote) -> dict | None:
 
 def own(remote: Remote, run_id: str, job: dict) -> None:
     """Writes run_id.json: from now on this start of the run owns the mirror."""
-    remote.write(
-        "run_id.json", seal({"id": run_id, "workdir": pathlib.Path(job["workdir"]).name, "start": job["start"]})
-    )
+    record = {"id": run_id, "workdir": pathlib.Path(job["workdir"]).name, "start": job["start"]}
+    remote.write("run_id.json", seal(record))
 
 
 def check_owner(remote: Remote, job: dict) -> None:

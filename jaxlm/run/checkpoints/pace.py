@@ -87,7 +87,5 @@ class Pace:
         self._saves += 1
         if step_s and self._saves == 2 and self._every:  # the first save compiled the digests
             steps = max(1, round(self.minutes * 60 / step_s))
-            say(
-                f"saving at least every {self.minutes:.3g} minutes ({steps:,} steps): a save holds the loop for "
-                f"{self._stall_s:.2g} s"
-            )
+            every = f"{self.minutes:.3g} minutes ({steps:,} steps)"
+            say(f"saving at least every {every}: a save holds the loop for {self._stall_s:.2g} s")

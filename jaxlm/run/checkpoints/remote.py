@@ -73,14 +73,14 @@ class Remote:
 
     def measure(self, name: str) -> Sum:
         """Returns the size and sha256 of a file, read from the storage, not from the page cache."""
-        return self._patiently(lambda: _measure(self._chunks(name)))
+        return self._patiently(lambda: sum_of(self._chunks(name)))
 
     def fetch(self, name: str, target: pathlib.Path) -> Sum:
         """Copies a file to the new local file `target`, flushed to disk. Returns the number and sha256 of the bytes read."""
 
         def copy() -> Sum:
             with open(target, "wb") as out:
-                measured = _measure(self._chunks(name), out)
+                measured = sum_of(self._chunks(name), out)
                 out.flush()
                 os.fsync(out.fileno())
             return measured
@@ -151,14 +151,10 @@ def file_system(url: str, **options: bool) -> tuple[fsspec.AbstractFileSystem, s
 
 def measure(path: pathlib.Path) -> Sum:
     with open(path, "rb") as file:
-        return _measure(iter(lambda: file.read(_CHUNK), b""))
+        return sum_of(iter(lambda: file.read(_CHUNK), b""))
 
 
-def sum_of(content: bytes) -> Sum:
-    return _measure([content])
-
-
-def _measure(chunks: Iterable[bytes], out: typing.BinaryIO | None = None) -> Sum:
+def sum_of(chunks: Iterable[bytes], out: typing.BinaryIO | None = None) -> Sum:
     size, digest = 0, hashlib.sha256()
     for chunk in chunks:
         size += len(chunk)

@@ -18,7 +18,6 @@ from jaxlm.devices.processes import together, working
 from jaxlm.host.console import Say
 from jaxlm.host.files import plain_path
 from jaxlm.run.checkpoints import damage, digest, meta, verify
-from jaxlm.run.checkpoints.damage import ToldError
 
 
 class _Quiet(logging.Filter):
@@ -47,10 +46,9 @@ class Votes:
 
     def barrier(self, *, key: str = "", timeout_ms: int) -> None:
         """Waits until all processes have reached this barrier. Raises ToldError with a failed process's error."""
-        del key
         for vote in self.exchange(_OK, timeout_ms):
             if vote != _OK:
-                raise ToldError(vote)
+                raise damage.ToldError(vote)
 
     def exchange(self, value: str, timeout_ms: int) -> Iterator[str]:
         """Gives a value to all processes, and yields each one's, first this one's; of a process that failed, its error."""
@@ -116,9 +114,9 @@ class Saving:
             self._write(votes)
             votes.barrier(timeout_ms=_TIMEOUT_S * 1000)  # the folder has its name
             if jax.process_index() == 0:
-                began = time.monotonic()
-                self._verify()
-                self.verify_s = time.monotonic() - began
+                self.at, began = "reading back", time.monotonic()
+                self.differs = verify.verify(self.folder, self._meta["digests"], lambda: not self.left)
+                self.verified, self.verify_s = not self.differs and not self.left, time.monotonic() - began
             if self._hashed and not self.left:
                 self._hash(votes)
         except Exception as error:  # whatever the error is, training must go on, and one line must say it
@@ -163,17 +161,9 @@ class Saving:
             thread.join(0.5)
             if thread.is_alive() and (why := votes.failed()):
                 thread.join(1.0)  # Orbax may have learnt that, too
-                raise ToldError(why)
+                raise damage.ToldError(why)
         if errors:
             raise errors[0]
-
-    def _verify(self) -> None:
-        self.at = "reading back"
-        verify.flush(self.folder)
-        self.differs = verify.read_back(self.folder, self._meta["digests"], lambda: not self.left)
-        if not self.differs and not self.left:
-            verify.write_checksums(self.folder)
-            self.verified = True
 
     def _hash(self, votes: Votes) -> None:
         """Sets `sha256s`. Of several processes each hashes its share of the arrays. Never raises: the checkpoint is whole."""
@@ -237,9 +227,8 @@ def save_weights(
     digests, bad = digest.look(items)
     if bad:
         raise RunError(f"{bad[0].removeprefix('params/')} has a number that is not finite: the model is not imported")
-    sealed = meta.sealed({"config": config}, 0, digests)
     with working("writing the checkpoint and reading it back"):
-        saving = Saving(checkpoints / "0", items, sealed)
+        saving = Saving(checkpoints / "0", items, meta.sealed({"config": config}, 0, digests))
         del items
         saving.done.wait()
     if saving.failed or saving.differs:

@@ -22,7 +22,6 @@ from jaxlm.config import CheckpointConfig, ConfigError, RunError
 from jaxlm.devices import processes, tree
 from jaxlm.devices.processes import from_first, say, together, working
 from jaxlm.host import files
-from jaxlm.host.files import is_step, plain_path
 from jaxlm.run.checkpoints import damage, digest, keep, meta, verify
 from jaxlm.run.checkpoints.damage import CorruptCheckpointError, NoWholeCheckpointError, move_aside, reading
 from jaxlm.run.checkpoints.saving import TEMPORARY, Saving, remove_partial, wait
@@ -47,7 +46,7 @@ def restore(folder: pathlib.Path, wanted: dict[str, dict]) -> dict[str, dict]:
     try:
         with (
             reading(step, wrong, same_tree),
-            plain_path(folder) as plain,
+            files.plain_path(folder) as plain,
             ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer,
         ):
             restored = checkpointer.restore(plain, args=ocp.args.Composite(**args))
@@ -58,12 +57,9 @@ def restore(folder: pathlib.Path, wanted: dict[str, dict]) -> dict[str, dict]:
         raise RunError(f"{error}; move {folder} away and run the same command again") from error
     items = {name: restored[name] for name in wanted}
     if different := digest.differing(items, digests):
-        first, more = (wrong or different)[0], len(different) - 1
-        raise CorruptCheckpointError(
-            f"checkpoint {step} is damaged: {first} "
-            + ("differs from what was saved" if wrong else "is not what was saved")
-            + (f", nor are {more} other arrays" if more and not wrong else "")
-        )
+        others = f", nor are {len(different) - 1} other arrays" if len(different) > 1 else ""
+        what = f"{wrong[0]} differs from what was saved" if wrong else f"{different[0]} is not what was saved{others}"
+        raise CorruptCheckpointError(f"checkpoint {step} is damaged: {what}")
     if wrong:
         say(f"checkpoint {step}: {wrong[0]} differs from what was saved, but all arrays are whole, so it is used")
     return items
@@ -126,9 +122,9 @@ def reader(folder: pathlib.Path, item: str = "params") -> Reader:
 
     def read(name: str) -> np.ndarray:
         saved = digests().get(f"{item}/{name}")
-        with reading(int(folder.name)), plain_path(folder) as plain:
+        with reading(int(folder.name)), files.plain_path(folder) as plain:
             array = np.asarray(verify.open_array(plain, f"{item}/{name}").result().read().result())
-        if digest.of_piece(array, (0,) * array.ndim, array.shape) != saved:
+        if digest.of_array(array) != saved:
             raise CorruptCheckpointError(f"checkpoint {folder.name} is damaged: {item}/{name} is not what was saved")
         return array
 
@@ -179,7 +175,7 @@ class Checkpointer:
         self.directory = pathlib.Path(directory).resolve()
         if read_only and not self.directory.is_dir():
             raise ConfigError(f"no checkpoints in {self.directory}: is --config.workdir the folder of a run?")
-        self._config, self._scores, self._read_only = config, {} if scores is None else scores, read_only
+        self._config, self._scores = config, {} if scores is None else scores
         self._pinned, self._mirror, self._stopping = {*pinned}, mirror, stopping
         self._held, self._saved = -1, saved  # the step that `hold` keeps
         self.failing, self.abandoned, self.left_behind, self.verify_s = "", False, False, 0.0
@@ -188,7 +184,7 @@ class Checkpointer:
         self._owed, self._retry_at, self._ending = False, 0.0, False
         self._safe_since = time.monotonic()  # when the save of the newest whole checkpoint began
         self._deleting: list[threading.Thread] = []
-        self._aside, self._prepared = [], False  # folders of checkpoints that did not read back
+        self._aside = []  # folders of checkpoints that did not read back
         if read_only:  # else all processes must agree on the steps, because they save together
             self.reserve, self._steps = None, set(keep.steps(self.directory))
             return
@@ -198,11 +194,10 @@ class Checkpointer:
         left = [*self.directory.glob(f"*{_DELETING}"), *self.directory.glob(f"*.{TEMPORARY}*")]
         self._delete(left)  # a crash left them half gone or half written
 
-    def prepare(self, state: TrainState, steps: int = 0) -> None:
+    def prepare(self, state: TrainState, steps: int) -> None:
         """Writes the reserve in the background; warns if the checkpoints of `steps` steps do not seem to fit on the disk."""
-        if self._prepared or self._read_only or self._config is None or jax.process_index():
+        if jax.process_index():
             return
-        self._prepared = True
         average = state.params if self._config.average else {}  # not begun yet
         leaves = jax.tree.leaves(meta.to_items(dataclasses.replace(state, average=average)))
         size = float(sum(x.size * x.dtype.itemsize for x in leaves))
@@ -244,7 +239,6 @@ class Checkpointer:
         step = int(state.step)
         if from_first(lambda: self.abandoned or bool(self.moved()) or step in self._steps):
             return False
-        self.prepare(state)
         items = meta.to_items(state)
         digests, bad = digest.look(items)
         if bad:
@@ -344,8 +338,7 @@ class Checkpointer:
         self._safe_since, self.failing, self._owed = saving.began, "", False
         if jax.process_index():
             return
-        if saving.verified:
-            self.verify_s = saving.verify_s
+        self.verify_s = saving.verify_s
         if self._mirror:
             try:
                 self._mirror.begin(saving.step)
@@ -419,7 +412,8 @@ class Checkpointer:
 
     def _beside(self, action: Callable[[], object]) -> None:
         def act() -> None:
-            with contextlib.suppress(OSError):  # of a disk; rmtree with ignore_errors still raises the error of a close
+            # Of a disk: rmtree with ignore_errors still raises the error of a close. Or Python ends, and starts no threads.
+            with contextlib.suppress(OSError, RuntimeError):
                 action()
 
         thread = threading.Thread(target=act, daemon=True)
@@ -438,19 +432,16 @@ class Checkpointer:
         if not steps:
             raise ConfigError(f"no checkpoints in {self.directory}: train first")
         step = {"latest": steps[-1], "best": keep.best(steps, self._scores)}.get(str(which), which)
-        if step is None or not is_step(str(step)) or int(step) not in steps:
+        if step is None or not files.is_step(str(step)) or int(step) not in steps:
             raise ConfigError(f"no checkpoint {which!r}; there are {', '.join(map(str, steps))}, latest and best")
         return int(step)
-
-    def meta(self, step: int) -> dict:
-        return read_meta(self.directory / str(step))
 
     def restore(self, step: int, abstract: TrainState, shardings: TrainState) -> TrainState:
         """Returns the state of checkpoint `step`, sharded by `shardings`; any mesh may have saved it. See `restore.restore`.
 
         Its `average` is the checkpoint's, whether or not the run still keeps one.
         """
-        names = together(lambda: self.meta(step)["digests"], errors=_DAMAGE)
+        names = together(lambda: read_meta(self.directory / str(step))["digests"], errors=_DAMAGE)
         if any(name.startswith(meta.AVERAGE) for name in names):  # Orbax refuses any other tree
             abstract = dataclasses.replace(abstract, average=abstract.params)
             shardings = dataclasses.replace(shardings, average=average_shardings(shardings))
@@ -508,10 +499,8 @@ class Checkpointer:
 
     def _seal(self, step: int, digests: dict[str, int]) -> None:
         """Verifies a restored checkpoint in the background if it has no checksums: it is old, or its save was cut short."""
-        folder = self.directory / str(step)
-        if self._read_only or not self._config or jax.process_index() or self.verified(step):
-            return
-        self._beside(lambda: verify.verify(folder, digests))
+        if self._config and not jax.process_index() and not self.verified(step):
+            self._beside(lambda: verify.verify(self.directory / str(step), digests))
 
     def hold(self, first: int) -> None:
         """Keeps the newest checkpoint before step `first` from rotation, for a rollback, until the next call of `hold`."""

@@ -5,13 +5,10 @@ the device. The file is written last, and atomically.
 """
 
 import collections
-import contextlib
 import hashlib
-import itertools
 import json
 import os
 import pathlib
-import typing
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent import futures
 
@@ -24,7 +21,7 @@ from jaxlm.run.checkpoints import damage, digest
 
 CHECKSUMS = "checksums.json"
 _THREADS = 4  # hash at the same time; hashing releases the GIL
-_AHEAD = 2**29  # bytes of arrays that are read at the same time: TensorStore decodes each chunk on one core
+_AHEAD = 2**29  # bytes of small arrays that are read at the same time
 
 
 def files(folder: pathlib.Path) -> list[str]:
@@ -48,49 +45,41 @@ def flush(folder: pathlib.Path) -> None:
             os.close(descriptor)
 
 
-class _Chunk(typing.NamedTuple):
-    """A chunk of an array: its first index, the array's shape, its bytes; `read` begins to read it, and returns the future."""
-
-    name: str
-    start: tuple[int, ...]
-    shape: tuple[int, ...]
-    size: int
-    read: Callable[[], ts.Future]
-
-
 def read_back(folder: pathlib.Path, digests: dict[str, int], go_on: Callable[[], bool] = lambda: True) -> str:
-    """Reads every array of a checkpoint, some chunks at a time. Returns "", or a line on the first array that differs.
+    """Reads every array of a checkpoint, some at a time. Returns "", or a line on the first array that differs.
 
     Args:
       go_on: called before each array; False ends the reading with "".
     """
     # These threads only compute: a thread that waits for a hanging disk would keep Python from ending.
     with futures.ThreadPoolExecutor(_THREADS) as pool, plain_path(folder) as plain:
-        for name, chunks in itertools.groupby(_ahead(_chunks(plain, digests)), key=lambda chunk: chunk[0].name):
+        for name, content in _reads(plain, digests):
             if not go_on():
                 return ""
             try:
-                shares = (digest.of_piece(np.asarray(f.result()), c.start, c.shape, pool) for c, f in chunks)
-                whole = sum(shares) % 2**32
+                array = np.asarray(content.result())
             except (ValueError, KeyError, OSError) as error:
                 if damage.passing(error):
                     raise OSError(str(error)) from error
                 return f"{name} can't be read"
-            if whole != digests[name]:
+            if digest.of_array(array, pool) != digests[name]:
                 return f"{name} is not what was saved"
     return ""
 
 
-def _ahead(chunks: Iterable[_Chunk]) -> Iterator[tuple[_Chunk, ts.Future]]:
-    """Yields each chunk with the future of its content; up to _AHEAD bytes of the next chunks are read meanwhile."""
-    begun, size = collections.deque(), 0
-    for chunk in chunks:
-        while begun and size + chunk.size > _AHEAD:
-            size -= begun[0][0].size
-            yield begun.popleft()
-        begun.append((chunk, chunk.read()))
-        size += chunk.size
-    yield from begun
+def _reads(folder: pathlib.Path, names: Iterable[str]) -> Iterator[tuple[str, ts.Future]]:
+    """Yields each array's name and the future of its content; up to _AHEAD bytes of the next arrays are read meanwhile."""
+    begun, ahead = collections.deque(), 0
+    for name in names:
+        opened, size = open_array(folder, name), 0
+        if whole := opened.exception() is None:
+            size = opened.result().size * opened.result().dtype.numpy_dtype.itemsize
+        while begun and ahead + size > _AHEAD:
+            ahead -= begun[0][2]
+            yield begun.popleft()[:2]
+        begun.append((name, opened.result().read() if whole else opened, size))
+        ahead += size
+    yield from (each[:2] for each in begun)
 
 
 def open_array(folder: pathlib.Path, name: str) -> ts.Future:
@@ -99,25 +88,6 @@ def open_array(folder: pathlib.Path, name: str) -> ts.Future:
     base = {"driver": "file", "path": f"{folder.absolute() / item}/"}
     kvstore = {"driver": "ocdbt", "base": base, "path": rest.replace("/", ".") + "/"}
     return ts.open({"driver": "zarr", "kvstore": kvstore}, read=True)
-
-
-def _chunks(folder: pathlib.Path, names: Iterable[str]) -> Iterator[_Chunk]:
-    """Yields all chunks of the arrays, at least one for each. An array that can't be opened has one unreadable chunk."""
-    for name in names:
-        opened = open_array(folder, name)
-        try:
-            array = opened.result()
-        except (ValueError, KeyError, OSError):
-            yield _Chunk(name, (), (), 0, lambda opened=opened: opened)
-            continue
-        chunk = [
-            step or size for size, step in zip(array.shape, array.chunk_layout.read_chunk.shape or (), strict=True)
-        ]
-        starts = (range(0, max(1, size), max(1, step)) for size, step in zip(array.shape, chunk, strict=True))
-        for start in itertools.product(*starts):
-            ends = (min(at + step, size) for at, step, size in zip(start, chunk, array.shape, strict=True))
-            piece = array[tuple(slice(at, end) for at, end in zip(start, ends, strict=True))]
-            yield _Chunk(name, start, array.shape, piece.size * array.dtype.numpy_dtype.itemsize, piece.read)
 
 
 def sha256s(folder: pathlib.Path, names: Iterable[str]) -> dict[str, str]:
@@ -133,8 +103,7 @@ def write_checksums(folder: pathlib.Path) -> None:
     with futures.ThreadPoolExecutor(_THREADS) as pool:
         sums = list(pool.map(lambda name: file_sha256(folder / name), names))
     table = {name: [(folder / name).stat().st_size, value] for name, value in zip(names, sums, strict=True)}
-    content = {"files": table, "sha256": seal(table)}
-    write_atomically(folder / CHECKSUMS, json.dumps(content, indent=1).encode())
+    write_atomically(folder / CHECKSUMS, json.dumps({"files": table, "sha256": seal(table)}, indent=1).encode())
 
 
 def seal(value: object) -> str:
@@ -189,10 +158,10 @@ def _touch(path: pathlib.Path) -> bool:
     return False
 
 
-def verify(folder: pathlib.Path, digests: dict[str, int]) -> None:
-    """Reads a checkpoint back, and writes its checksums if every array has its digest. Writes none if the disk fails."""
-    # RuntimeError: Python is ending, and starts no more threads.
-    with contextlib.suppress(OSError, RuntimeError):
-        flush(folder)
-        if not read_back(folder, digests):
-            write_checksums(folder)
+def verify(folder: pathlib.Path, digests: dict[str, int], go_on: Callable[[], bool] = lambda: True) -> str:
+    """Reads a checkpoint back, and writes its checksums if every array has its digest. Returns as `read_back`; OSError."""
+    flush(folder)
+    differs = read_back(folder, digests, go_on)
+    if not differs and go_on():
+        write_checksums(folder)
+    return differs

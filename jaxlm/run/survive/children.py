@@ -36,16 +36,6 @@ _BUSY = 0.05  # seconds of processor time in a second: more than the threads of 
 _STEPS = (clock.STEP, clock.REPEATED)
 # Preparing data at the start, and compiling, may take any time: use of the processor shows that they are alive.
 BY_PROCESSOR = (clock.START, clock.COMPILE)
-_WORDS = {
-    clock.START: "the start",
-    clock.RESTORE: "the restored checkpoint",
-    clock.COMPILE: "the compiler",
-    clock.DATA: "a batch",
-    clock.ROLLOUT: "answers or their rewards",
-    clock.EVALUATE: "an evaluation",
-    clock.SAVE: "a save",
-    clock.MIRROR: "the mirror",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,9 +48,9 @@ class Sign:
     detail: str = ""
 
     def waits_for(self) -> str:
-        """Returns words for the user on the activity that the run waits for: "a save (RUN/checkpoints/200)"."""
-        words = _WORDS.get(self.activity, f"the device, in step {self.step + 1}")
-        return f"{words} ({self.detail})" if self.detail else words
+        """Returns words for the user on the activity that the run waits for: "the save (RUN/checkpoints/200)"."""
+        words = clock.NOUNS.get(self.activity, f"device, in step {self.step + 1}")
+        return f"the {words}" + (f" ({self.detail})" if self.detail else "")
 
 
 @dataclasses.dataclass

@@ -37,7 +37,6 @@ COMMAND_S = 300.0  # of a command of runs.on_exit
 CAUSES = {0: "done", 1: "failed", 2: "failed", 3: "gate", 4: "stopped"}  # exit code -> key of runs.on_exit
 _HEADERS = {"User-Agent": "jaxlm", "Content-Type": "application/json"}  # Discord refuses urllib's own name
 
-_lock = threading.Lock()
 _senders: list[threading.Thread] = []
 _told: set[str] = set()  # addresses whose failure was said
 
@@ -59,9 +58,7 @@ def _is_webhook(url: str) -> bool:
 
 def _check_url(shown: str, url: str) -> None:
     if not re.fullmatch(r"[\w+]+://\S*", url):
-        raise ConfigError(
-            f"{shown} is no URL: write it as https://HOST/... or as apprise does (mailto://, ntfy://, ...)"
-        )
+        raise ConfigError(f"{shown} is no URL: write https://HOST/..., or as apprise does (mailto://, ntfy://, ...)")
     if _is_webhook(url):
         with contextlib.suppress(ValueError):
             parts = urllib.parse.urlsplit(url)
@@ -132,10 +129,8 @@ def _beside(key: str, url: str, send: Callable[[str], str]) -> None:
             time.sleep(PAUSE_S * attempt)
             if not (problem := _attempt(send, url)):
                 return
-        with _lock:
-            first = url not in _told
+        if url not in _told:
             _told.add(url)
-        if first:
             reason = f"can't be reached: {problem}"
             say(f"config.{key} ({_shown(url)}) {reason}; the run goes on, and this is not said again")
 

@@ -43,8 +43,7 @@ def run(config: Config, program: Callable[[], int]) -> int:
     notify.check(config.notify)
     again = command()
     if again and wanted(config.runs.supervise):
-        tell = functools.partial(notify.tell, config.notify, workdir=config.workdir)
-        supervisor = Supervisor(again, config, tell)
+        supervisor = Supervisor(again, config, functools.partial(notify.tell, config.notify, workdir=config.workdir))
         with signals([supervisor]):  # further signals of the request that ended the run must not stop the farewell
             return _farewell(config, supervisor.run(), supervisor.start, supervisor.requests.first)
     _ask_for_notices(config.runs.notices)

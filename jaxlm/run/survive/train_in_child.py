@@ -13,12 +13,10 @@ from concurrent import futures
 
 import jax
 
-from jaxlm import config as config_lib
-from jaxlm.config import Config, ConfigError, config_files
+from jaxlm.config import Config, ConfigError, config_files, resolve, with_keys
 from jaxlm.data.batches import which_data
 from jaxlm.devices import processes
-from jaxlm.host import console
-from jaxlm.host.console import hours, say
+from jaxlm.host.console import hours, say, working
 from jaxlm.run import ledger, metrics, workdir
 from jaxlm.run.survive import supervisor
 
@@ -28,6 +26,8 @@ _LEFT = ("optim.lr", "optim.b2", "model.vocab_size")  # 0 = by rule, by the data
 # Keys that change where or how fast a run is trained, not its result.
 _OF_THE_MACHINE = ("optim.offload", "model.offload", "model.attention")
 _OF_THE_MACHINE += ("model.remat", "model.scan_layers", "model.fuse_projections")
+# Sections whose other keys change the result.
+_WHOLE = ("model", "optim", "adapter", "dpo", "policy", "rollout", "reward", "replay")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +57,7 @@ def check(config: Config, word: str | None, overrides: Sequence[str], verb: str)
     """Leaves the devices to the runs. Raises ConfigError if there can be no runs one after another here, or no data."""
     supervisor.wanted("on")  # or says that this needs Linux
     if processes.several(config.distributed):
-        raise ConfigError(
-            f"jaxlm {verb} trains in one process at a time: start it on one host, without config.distributed"
-        )
+        raise ConfigError(f"jaxlm {verb} trains in one process: start it on one host, without config.distributed")
     which_data.check(config, word, overrides, say)
     jax.config.update("jax_platforms", "cpu")
 
@@ -85,7 +83,7 @@ def train_all(
     running: dict[supervisor.Supervisor, tuple[futures.Future[int], Entry]] = {}
     code = ended = 0
     with (
-        console.working("training", len(waiting), "runs", end=False, quiet=True) as tell,
+        working("training", len(waiting), "runs", end=False, quiet=True) as tell,
         futures.ThreadPoolExecutor(len(cores), "run", lambda: os.sched_setaffinity(0, next(own))) as pool,
         supervisor.signals(running) as asked,
     ):
@@ -157,10 +155,8 @@ def result(config: Config, mixture: dict[str, float], metric: str = metrics.HELD
     losses = metrics.held_out_losses(path, ledger.read(folder)["rollbacks"], metric)
     if steps not in losses:
         return None
-    records = metrics.read(path)
-    last = records[steps]
-    by_source = {source: last.get(f"val/{source}/bits_per_byte") for source in mixture}
-    bits = {source: per_byte for source, per_byte in by_source.items() if per_byte}
+    last = metrics.read(path)[steps]
+    bits = {source: per_byte for source in mixture if (per_byte := last.get(f"val/{source}/bits_per_byte"))}
     length = {source: last[f"val/{source}/loss"] / math.log(2) / per_byte for source, per_byte in bits.items()}
     weight = sum(mixture[source] for source in bits)
     mean = sum(mixture[source] * length[source] for source in bits) / weight if weight else None
@@ -177,11 +173,11 @@ def spent(folder: pathlib.Path) -> float:
 def _check_same(folder: pathlib.Path, config: Config) -> None:
     """Raises ConfigError if the folder's run has another value of a `_trained` key. A 0 that a rule fills fits any value."""
     try:
-        begun = config_lib.resolve(config_files.from_run(folder / "config.json"))
+        begun = resolve(config_files.from_run(folder / "config.json"))
     except (OSError, ConfigError):
         return  # none yet, or training says what is wrong
     ratio = config.optim.matrix_lr_ratio or begun.optim.matrix_lr_ratio
-    config = config_lib.with_keys(config, optim={"rates": config.optim.with_matrices(ratio)})
+    config = with_keys(config, optim={"rates": config.optim.with_matrices(ratio)})
     saved = _trained(begun)
     for key, now in _trained(config).items():
         if saved[key] != now and not (now == 0 and key in _LEFT):
@@ -192,9 +188,6 @@ def _trained(config: Config) -> dict:
     """Returns key -> value of all keys on which the result of a run on the same data depends."""
     whole = dataclasses.asdict(config)
     keys = {"train": ("steps", "batch_size", "seq_len"), "loss": ("z_loss",)}
-    keys |= {
-        section: whole[section]
-        for section in ("model", "optim", "adapter", "dpo", "policy", "rollout", "reward", "replay")
-    }
+    keys |= {section: whole[section] for section in _WHOLE}
     flat = {f"{section}.{key}": whole[section][key] for section in keys for key in keys[section]}
     return {"seed": config.seed} | {key: flat[key] for key in flat if key not in _OF_THE_MACHINE}

@@ -123,17 +123,14 @@ class Forks:
                 os.dup2(null, number)
             os.closerange(_PIPE + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
             if self._rules:
-                sandbox_child.limit(2 * _WAIT_S, _addresses() + _MEMORY)
+                pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])  # of this process's addresses
+                sandbox_child.limit(2 * _WAIT_S, pages * resource.getpagesize() + _MEMORY)
                 sandbox_child.give_up(self._rules, self._readable)
             result = call()
         except BaseException as error:  # SystemExit too
             result = type(error).__name__
         os.write(_PIPE, json.dumps(result).encode()[:_MOST])
         os._exit(0)
-
-
-def _addresses() -> int:
-    return int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def _is_confined() -> bool:
@@ -250,6 +247,8 @@ class Judge:
                 self._tasks[task].entry(question) if self._tasks[task] else _truth(question)
         return self._forks.results(calls)
 
+    exact_truth = exact  # for answers that no policy wrote, in the process that draws
+
     def _judged(self, task: int, question: int | str, answer: str) -> float | str:
         gym = self._tasks[task]
         if self._forks and gym and gym.hook:
@@ -268,17 +267,13 @@ class Judge:
         return [float(self._format.fullmatch(answer) is not None) for answer in answers]
 
 
-ORDERS = {name: vars(Judge)[name] for name in ("load", "takes", "draw", "exact", "function", "format")}
-ORDERS["exact_truth"] = Judge.exact  # for answers that no policy wrote, in the process that draws
-
-
 def work(orders: Iterable[tuple[str, tuple]], tell: Callable[[dict], None]) -> None:
-    """Answers each order, (name, arguments), with `done`, `refused` or `failed`. `process.Process` starts it by its name."""
+    """Answers each order, (a method of Judge, arguments), with `done`, `refused` or `failed`; started by its name."""
     sys.path.insert(0, os.getcwd())  # not earlier: a file there may have the name of a module that this program imports
     judge = Judge()
     for name, arguments in orders:
         try:
-            answer = {"done": ORDERS[name](judge, *arguments)}
+            answer = {"done": getattr(judge, name)(*arguments)}
         except Refused as error:
             answer = {"refused": str(error)}
         except Wrong as error:
@@ -441,10 +436,9 @@ def _numbers(values: object, count: int) -> list[float]:
 
 
 def _number(value: object) -> float:
-    try:
+    number = math.nan
+    with contextlib.suppress(Exception):
         number = math.nan if isinstance(value, str | bytes) else float(value)
-    except Exception:
-        number = math.nan
     if not abs(number) <= _LARGEST:
         raise Wrong(f"returned {_shown(value)}, which is no finite number")
     return number
@@ -460,12 +454,10 @@ def _shown(value: object) -> str:
 def one_line(error: BaseException) -> str:
     """Returns an exception's own line: its type, what it says, and where it was raised: "ValueError: no (a.py:3)"."""
     frames = traceback.extract_tb(error.__traceback__)
+    places = [(frame.filename, frame.lineno) for frame in frames if not _foreign(frame.filename)]
     if isinstance(error, SyntaxError) and error.filename:
-        where = (error.filename, error.lineno)
-    else:
-        ours = [f for f in frames if not _foreign(f.filename)]
-        where = (ours[-1].filename, ours[-1].lineno) if ours else ("", 0)
-    at = f" ({os.path.basename(where[0])}:{where[1]})" if where[0] else ""
+        places.append((error.filename, error.lineno))
+    at = f" ({os.path.basename(places[-1][0])}:{places[-1][1]})" if places else ""
     said = _text(error)
     return f"{type(error).__name__}{': ' * bool(said)}{said}{at}"
 

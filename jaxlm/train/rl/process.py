@@ -79,7 +79,7 @@ class Process:
             raise RunError(f"the process that judges answers did not start: it {error}") from None
 
     def ask(self, name: str, *arguments: object, timeout_s: float | None = None) -> typing.Any:
-        """Sends the order `name` of `judges.ORDERS` and returns its result. Raises Failed, or ConfigError if it was refused."""
+        """Sends an order to a method of `judges.Judge`, returns its result. Raises Failed, or ConfigError if it was refused."""
         return _ordered(self._started(), name, arguments, timeout_s or self.timeout_s)
 
     def close(self) -> None:
@@ -89,11 +89,8 @@ class Process:
     def _started(self) -> Child:
         if self.pid is None:
             try:
-                self._child = Child(
-                    "jaxlm.train.rl.judges:work",
-                    environment=self._environment(),
-                    output=self.folder and self.folder / OUTPUT,
-                )
+                output = self.folder and self.folder / OUTPUT
+                self._child = Child("jaxlm.train.rl.judges:work", environment=self._environment(), output=output)
             except OSError as error:
                 raise Failed(f"could not be started: {error.strerror}") from None
             self.starts += 1

@@ -125,10 +125,6 @@ class Rows:
     def held_out(self, count: int) -> list[Item]:
         return list(self.val[:count])
 
-    def passes(self, draws: int) -> float:
-        """Returns how many epochs `draws` prompts are."""
-        return draws / len(self.train)
-
 
 @functools.lru_cache(maxsize=8)
 def _order(seed: int, number: int, size: int) -> np.ndarray:
@@ -255,10 +251,8 @@ class Made:
             why = reader.too_long("its questions are") if None in made else made[0]
             raise ConfigError(f"config.reward.tasks={spec.text}: {why}")
         if long := made.count(None):
-            reader.say(
-                f"{long} of the first {_PROBED} questions of {self._label} are longer than the {reader.room:,} tokens that "
-                "train.seq_len leaves besides rollout.max_new_tokens: they are left out, and others generated"
-            )
+            of = f"{long} of the first {_PROBED} questions of {self._label}"
+            reader.say(f"{of} are left out, and others generated: {reader.too_long('they are')}")
 
     def draw(self, numbers: Sequence[int]) -> list[Item]:
         """Returns the items of these draws. Raises RunError if the task makes no question that fits."""
@@ -274,10 +268,6 @@ class Made:
             self._held_out += self._first(own, lambda item: for_evaluation(item.prompt))
             self._asked = count
         return [item for item in self._held_out[:count] if item]
-
-    def passes(self, draws: int) -> float:
-        del draws
-        return 0.0
 
     def _first(self, own: Sequence[int], fits: Callable[[Item], bool]) -> list[Item | None]:
         """Returns for each draw the first of its 64 questions, numbered from `own` on, that `fits`; None if none does."""
@@ -345,7 +335,6 @@ class Prompts(Order):
 
     def made(self, number: int, rows: None) -> list[Item]:
         """Returns all prompts of a batch (see `Order`). Raises RunError if a task can't make them."""
-        del rows
         draws = range(number * self.count, (number + 1) * self.count)
         kinds, items = len(self.sources), {}
         for kind, source in enumerate(self.sources):
@@ -373,7 +362,7 @@ class Prompts(Order):
     def passes(self, steps: int) -> dict[str, float]:
         """Returns source -> how many epochs of it a run of `steps` steps is; without endless sources."""
         draws = steps * self.count / len(self.sources)
-        return {source.name: source.passes(draws) for source in self.sources if source.tokens}
+        return {source.name: draws / len(source.train) for source in self.sources if source.tokens}
 
 
 def room(config: Config) -> int:
@@ -384,9 +373,8 @@ def room(config: Config) -> int:
 def make(config: Config, tokenizer: Coder, process: Processes, say: Say) -> Prompts:
     """Returns the prompts of `reward.tasks`, or without tasks of `data.path`. Raises ConfigError; RunError if a task fails."""
     d, r = config.data, config.reward
-    held_out = (d.val_fraction, config.examples.val_path)
     notes = Notes(config.examples.ignore)
-    reader = Reader(tokenizer, room(config), config.seed, *held_out, say, notes)
+    reader = Reader(tokenizer, room(config), config.seed, d.val_fraction, config.examples.val_path, say, notes)
     specs = parse_tasks(r.tasks)
     if not specs and not d.path:
         raise ConfigError(

@@ -10,11 +10,9 @@ import collections
 import functools
 import pathlib
 import time
-import typing
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -69,9 +67,8 @@ def make(config: RewardConfig, folder: pathlib.Path | None = None) -> Processes:
 class Rewarder:
     def __init__(self, config: RewardConfig, process: Processes, model: Model | None = None, say: Say = console.say):
         self._config, self._process, self._model, self._say = config, process, model, say
-        self._kinds = [
-            f"{spec.kind}:{spec.name}" if spec.kind != "gsm8k" else "gsm8k" for spec in parse_tasks(config.tasks)
-        ]
+        tasks = parse_tasks(config.tasks)
+        self._kinds = [task.kind if task.kind == "gsm8k" else f"{task.kind}:{task.name}" for task in tasks]
         self._told: set[str] = set()
 
     def __call__(self, items: Sequence[Item], answers: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -85,13 +82,10 @@ class Rewarder:
             matched = self._each("reward.format", self._format, items, answers, lambda item: "reward.format")
             parts["format"] = matched * np.float32(c.format_weight)
         if self._model:
-            chats = [
-                [*item.messages, {"role": ASSISTANT, "content": answer}]
-                for item, answer in zip(items, answers, strict=True)
-            ]
+            answered = zip(items, answers, strict=True)
+            chats = [[*item.messages, {"role": ASSISTANT, "content": answer}] for item, answer in answered]
             parts["model"] = self._finite(self._model(chats), items, answers)
-        total = sum(parts.values(), np.zeros(len(items), np.float32))
-        return total.astype(np.float32), parts
+        return sum(parts.values(), np.zeros(len(items), np.float32)).astype(np.float32), parts
 
     def exact(self, items: Sequence[Item], answers: Sequence[str], order: str = "exact") -> np.ndarray:
         """Returns 1 for each answer that its task judges right, else 0, float32[N]. Raises RunError if tasks hang on many.
@@ -120,7 +114,6 @@ class Rewarder:
         return self._process.ask("function", [item.prompt for item in items], list(answers), columns)
 
     def _format(self, items: Sequence[Item], answers: Sequence[str]) -> list[float]:
-        del items
         return self._process.ask("format", list(answers))
 
     def _together(self, what: str, ask: Callable, items: Sequence[Item], answers: Sequence[str]) -> np.ndarray:
@@ -166,9 +159,8 @@ class Rewarder:
     def _unjudged(self, kind: str, item: Item, answer: str, why: str) -> None:
         if kind not in self._told:
             self._told.add(kind)
-            self._say(
-                f"{kind} can't judge some answers, and they count as wrong; the first is {_where(item, answer)}: {why}"
-            )
+            first = f"{_where(item, answer)}: {why}"
+            self._say(f"{kind} can't judge some answers, and they count as wrong; the first is {first}")
 
     def _finite(self, scores: np.ndarray, items: Sequence[Item], answers: Sequence[str]) -> np.ndarray:
         scores = np.asarray(scores, np.float32)
@@ -209,9 +201,8 @@ class Scorer:
         params = origin.params(abstract, sharding.tree_shardings(abstract, models.logical_axes(model), mesh))
         head = jax.device_put(trained[reward.HEAD], sharding.replicated(mesh))
         self.kernel = np.asarray(jax.tree.leaves(trained[reward.HEAD])[0], np.float32)
-        self._variables = jax.jit(cast, static_argnums=1)(
-            {"params": params, reward.HEAD: head}, jnp.dtype(config.dtype)
-        )
+        variables = {"params": params, reward.HEAD: head}
+        self._variables = jax.jit(cast, static_argnums=1)(variables, np.dtype(config.dtype))
         score = lambda variables, batch: reward.scores(model, variables, batch, None, 1)  # noqa: E731
         self._score: Callable = jax.jit(score, out_shardings=sharding.replicated(mesh))
 
@@ -237,26 +228,15 @@ class Scorer:
         return ids if over <= 0 else [ids[0], *ids[over + 1 :]]
 
 
-class Baseline(typing.NamedTuple):
-    """The constant answer that is right most often, and the share of the `prompts` for which it is right."""
-
-    answer: str
-    share: float
-    prompts: int
-
-    def line(self) -> str:
-        return (
-            f"baseline: always answering {self.answer[:_SHOWN]!r} is right for {console.share(self.share, 1)} of "
-            f"{self.prompts:,} held-out prompts; a policy that earns no more has learnt nothing of the task"
-        )
-
-
-def baseline(items: Sequence[Item], rewarder: Rewarder) -> Baseline | None:
-    """Returns the best constant answer among the 32 most frequent true answers of these items; None if no item has one."""
+def baseline(items: Sequence[Item], rewarder: Rewarder) -> str:
+    """Returns a line on the best constant answer of the 32 most frequent true ones of these items; "" if no item has one."""
     judged = [item for item in items if item.judge]
     truths = collections.Counter(item.truth for item in judged if item.truth is not None)
-    tried = [
-        Baseline(answer, float(rewarder.exact(judged, [answer] * len(judged), "exact_truth").mean()), len(judged))
-        for answer, _ in truths.most_common(_CANDIDATES)
-    ]
-    return max(tried, key=lambda baseline: baseline.share, default=None)
+    shares: dict[str, float] = {}
+    for answer, _ in truths.most_common(_CANDIDATES):
+        shares[answer] = float(rewarder.exact(judged, [answer] * len(judged), "exact_truth").mean())
+    if not shares:
+        return ""
+    best = max(shares, key=shares.get)
+    right = f"always answering {best[:_SHOWN]!r} is right for {console.share(shares[best], 1)} of {len(judged):,}"
+    return f"baseline: {right} held-out prompts; a policy that earns no more has learnt nothing of the task"

@@ -17,7 +17,6 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxlm.data.batches import pack_examples
@@ -82,9 +81,8 @@ class Rollouts:
     def __call__(self, state: TrainState) -> Batch:
         """Returns the batch of the step after `state`. Raises RunError if a reward can't be computed."""
         c, step = self.parts.config, int(state.step) + 1
-        number = self.prompts.batch_number(step)
         items = [item for item in self.prompts.step(step) for _ in range(c.rollout.answers)]
-        answers = self._answers(self.frozen | state.params, items, number)
+        answers = self._answers(self.frozen | state.params, items, self.prompts.batch_number(step))
         rewards, parts = self._rewards(items, answers)
         if step % c.log.every_steps == 0 or step == 1:
             self._write(step, items, answers, rewards, parts)
@@ -125,8 +123,7 @@ class Rollouts:
     def _answers(self, variables: Variables, items: Sequence[Item], number: int) -> list[Answer]:
         """Returns one answer to each item, drawn with seeds derived from the run's seed and `number`."""
         parts, c = self.parts, self.parts.config
-        heads = parts.objective.heads
-        speaking = {name: part for name, part in variables.items() if name not in heads}
+        speaking = {name: part for name, part in variables.items() if name not in parts.objective.heads}
         rows = c.rollout.rows or c.rollout.prompts * c.rollout.answers
         if self._engine is None:
             self._engine = engine.Engine(parts.model, speaking, rows, prefix_bytes=0, burst=_BURST)
@@ -134,10 +131,8 @@ class Rollouts:
             self._engine.load(speaking)
         seeds = np.random.SeedSequence([c.seed, number]).generate_state(len(items)).tolist()
         own = {"stop_ids": tuple(self._stops), "logprobs": 0, "keeps_stop": True}
-        asks = [
-            schedule.Ask(tuple(item.ids), c.rollout.max_new_tokens, seed=seed, **own)
-            for item, seed in zip(items, seeds, strict=True)
-        ]
+        seeded, most = zip(items, seeds, strict=True), c.rollout.max_new_tokens
+        asks = [schedule.Ask(tuple(item.ids), most, seed=seed, **own) for item, seed in seeded]
         # As long as a row of the batch has room for, not as this step's longest prompt: each length compiles anew.
         drawn = schedule.tokens_of(self._engine, asks, rows, c.train.seq_len // policy.in_row(c))
         self._engine.unload()  # the update needs the memory
@@ -186,7 +181,7 @@ class Rollouts:
     ) -> Batch:
         """Returns the trainer's log-probabilities of the answers before the step; for PPO also values, advantages, returns."""
         c = self.parts.config
-        variables = frozen | cast(params, jnp.dtype(c.model.dtype))
+        variables = frozen | cast(params, np.dtype(c.model.dtype))
         judged = policy.judge(self.parts.model, c)(variables, reference, batch)
         if c.program == "ppo":
             judged |= policy.advantages(c, batch | judged, batch["scores"], running["beta"])

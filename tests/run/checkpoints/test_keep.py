@@ -72,21 +72,24 @@ def test_the_best_is_a_verified_one_and_pinned_ones_stay():
 
 def test_the_reserve_is_real_and_is_freed_once(tmp_path):
     reserve = keep.Reserve(tmp_path, 0.2)
-    assert reserve.make()
+    reserve.make()
     path = tmp_path / keep.RESERVE
     assert path.stat().st_size == 200_000
     assert len(set(path.read_bytes())) == 256  # no zeros, which some file systems do not store
-    assert reserve.free()
+    reserve.free()
+    assert not path.exists()
     assert not reserve.held
-    assert not reserve.free()
-    assert reserve.make(most=1000)
+    reserve.free()
+    reserve.make(most=1000)
     assert path.stat().st_size == 1000  # no larger than a checkpoint
 
 
 def test_it_is_not_made_of_the_last_room(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: types.SimpleNamespace(free=300_000))
-    assert not keep.Reserve(tmp_path, 0.2).make()
-    assert keep.Reserve(tmp_path, 0.1).make()
+    for megabytes, fits in ((0.2, False), (0.1, True)):
+        reserve = keep.Reserve(tmp_path, megabytes)
+        reserve.make()
+        assert reserve.held is fits
 
 
 def test_a_run_that_does_not_fit_is_told(tmp_path, monkeypatch):

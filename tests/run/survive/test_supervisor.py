@@ -155,14 +155,14 @@ def test_a_compilation_of_several_processes_is_not_ended(tmp_path, capfd):
     stops = "signal.signal(signal.SIGTERM, signal.SIG_IGN); at(0, clock.COMPILE); (folder / 'ready').touch()\n"
     keys = SEVERAL | {"distributed.process_id": 1}
     assert signalled(tmp_path, stops + "time.sleep(1); sys.exit(4)", signal.SIGTERM, **keys) == 4
-    assert "still stopping: it waits for the compiler" in capfd.readouterr().err
+    assert "still stopping: it waits for the compilation" in capfd.readouterr().err
 
 
 def test_the_second_request_ends_a_save_that_hangs(tmp_path, capfd):
     deaf = "signal.signal(signal.SIGINT, signal.SIG_IGN); at(7, clock.SAVE, 'r/checkpoints/7')"
     assert signalled(tmp_path, deaf, signal.SIGINT, signal.SIGINT, pause=0.6) == 1
     said = capfd.readouterr().err
-    assert "still stopping: it waits for a save (r/checkpoints/7); again to stop at once" in said
+    assert "still stopping: it waits for the save (r/checkpoints/7); again to stop at once" in said
     assert "stopped at once; what came after the last checkpoint is not saved" in said
 
 
@@ -306,7 +306,7 @@ def test_a_hang_is_told_with_stacks_and_started_again(tmp_path, capfd):
     assert code == (0, 2)
     said = capfd.readouterr().err
     assert "no sign of life for 0." in said
-    assert "it waits for a save (r/checkpoints/7)" in said
+    assert "it waits for the save (r/checkpoints/7)" in said
     assert "in hang" in said  # the main thread's place
     assert "training hung after step 7; starting again" in said
     kept = (tmp_path / "hang-1.txt").read_text()

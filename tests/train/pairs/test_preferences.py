@@ -8,7 +8,7 @@ import pytest
 
 from jaxlm import config
 from jaxlm.config import config_files
-from jaxlm.train import watches
+from jaxlm.train import hooks, watches
 from jaxlm.train.loop import REFUSED
 
 CONFIG = config.resolve(config_files.load("base", ["data.path=x", "train.steps=400", "model.dtype=float32"]))
@@ -144,15 +144,15 @@ def test_pairs_that_are_ranked_the_wrong_way():
 
 
 def test_held_out_pairs_that_are_ranked_the_wrong_way():
-    others = lambda step, figures: ({"more": 1.0}, ["other"])  # noqa: E731
-    remarks = watches.Remarks(100, others)
-    more, lines = remarks(50, {"val/accuracy": 0.3})
-    assert more == {"more": 1.0}
-    assert lines[0] == "other"
+    base = {"val/base/bits_per_byte": 1.0}
+    remarks = hooks.Remarks(1.0, 0.0, pairs=100)
+    more, lines = remarks(50, base | {"val/accuracy": 0.3})
+    assert more == {"val/base/change": 0.0}
+    assert lines[0].startswith("the base's own text: 1.0000 bits per byte")
     assert "30% of the held-out pairs are ranked as labelled, fewer than half" in lines[1]
-    assert remarks(50, {"val/accuracy": 0.45})[1] == ["other"]  # of 100 pairs that is chance
-    assert remarks(0, {"val/accuracy": 0.3})[1] == ["other"]
-    assert remarks(50, {})[1] == ["other"]
+    assert len(remarks(50, base | {"val/accuracy": 0.45})[1]) == 1  # of 100 pairs that is chance
+    assert remarks(0, {"val/accuracy": 0.3})[1] == []
+    assert remarks(50, {})[1] == []
 
 
 def test_the_reward_models_watches():

@@ -114,7 +114,6 @@ def test_each_pass_has_all_prompts_once_in_another_order(reader, tmp_path):
     assert passes[0] != passes[1] != sorted(passes[1])
     assert [item.place for item in other.draw(range(size))] != passes[0]
     assert [item.place for item in found.draw([size + 3, 2])] == [passes[1][3], passes[0][2]]
-    assert found.passes(3 * size) == 3
 
 
 def test_what_is_held_out_of_a_file_is_not_trained_on(reader, tmp_path):
@@ -234,7 +233,10 @@ def test_questions_that_are_too_long_are_made_anew(made, said):
     assert max(len(item.ids) for item in found) <= room
     assert len({item.place for item in found}) == 16
     (line,) = said
-    assert f"of the first 16 questions of reasoning_gym:isomorphic_strings are longer than the {room} tokens" in line
+    assert (
+        "of the first 16 questions of reasoning_gym:isomorphic_strings are left out, and others generated: they" in line
+    )
+    assert f"they are longer than the {room} tokens" in line
     with pytest.raises(ConfigError, match=r"isomorphic_strings: its questions are longer than the 9 tokens"):
         made(SETS, room=9)
 
