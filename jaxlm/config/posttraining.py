@@ -34,9 +34,7 @@ class AdapterConfig:
     )
     rows: tuple[str, ...] = key(("auto",), "tokens whose embedding and head rows train too; auto: ChatML's, if ours")
     without_rows: bool = key(False, "True: train an adapter although the rows of ChatML's tokens stay as they are")
-    quantize: Literal["none", "nf4", "int8"] = key(
-        "none", "the frozen parameters' layers: nf4 in blocks of 64 (QLoRA, arXiv:2305.14314), int8"
-    )
+    quantize: Literal["none", "nf4", "int8"] = key("none", "frozen layers: nf4 by 64 (QLoRA, arXiv:2305.14314), int8")
     prompt_tokens: Annotated[int, at_least(1, most=65_536)] = key(20, "prompt: how many vectors")
     prompt_text: str = key("", 'prompt: they begin as the embeddings of this text; "" = of random tokens')
 

@@ -1,7 +1,7 @@
 """The settings of the stages of `jaxlm prepare`: each key's type, default and comment. See `schema.py`."""
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from jaxlm.config.annotations import Count, Fraction, NotNegative, Pattern, Share, Size, at_least, key, within
 
@@ -144,13 +144,14 @@ class CodeSettings:
     max_parse_chars: Count = key(1000000, "longer files are not parsed")
 
 
+PersonalData = Literal["secret", "email", "iban", "card", "ssn", "ip", "mac", "phone"]
+
+
 @dataclasses.dataclass(frozen=True)
 class PiiSettings:
     """personal data becomes <EMAIL>, <PHONE>, ..., the same always"""
 
-    kinds: tuple[Literal["secret", "email", "iban", "card", "ssn", "ip", "mac", "phone"], ...] = key(
-        ("secret", "email", "iban", "card", "ssn", "ip", "mac", "phone"), "of personal data"
-    )
+    kinds: tuple[PersonalData, ...] = key(get_args(PersonalData), "of personal data")
     regions: tuple[str, ...] = key(("US",), "ISO codes: phone numbers without country code, besides the language's")
     keep_emails: tuple[Pattern, ...] = key(
         (

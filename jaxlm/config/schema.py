@@ -6,7 +6,8 @@ comments. Rules for several keys are in `checks.py`.
 
 import dataclasses
 import math
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal, get_args
 
 from jaxlm.config import posttraining
 from jaxlm.config.annotations import (
@@ -34,6 +35,7 @@ CHAT_TOKENS = ("<|im_start|>", "<|im_end|>", "<|system|>", "<|user|>", "<|assist
 Attention = Literal["xla", "blocked", "cudnn", "cudnn_packed", "tokamax", "pallas"]
 Axis = Annotated[int, at_least(1, or_else={-1: "all remaining devices"}, most=LARGEST)]
 Remat = Literal["none", "names", "dots", "full"]
+Event = Literal["gate", "stall", "crash", "end", "budget"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,9 +74,7 @@ class ModelConfig:
     dtype: Literal["auto", "float32", "bfloat16"] = key(
         "auto", "of computation; auto: float32 on CPU, else bfloat16; parameters and loss are always float32"
     )
-    attention: Literal["auto", Attention] = key(
-        "auto", "blocked: CPU; cudnn, cudnn_packed, tokamax: GPU; pallas: GPU, TPU; auto: logged"
-    )
+    attention: Literal["auto", Attention] = key("auto", "xla: all; blocked: CPU; pallas: GPU, TPU; others: GPU")
     remat: Literal["auto", Remat] = key(
         "none", "what the backward pass recomputes, in order of memory saved; auto = the least that fits"
     )
@@ -322,9 +322,7 @@ class NotifyConfig:
     """messages to you"""
 
     urls: tuple[str, ...] = key((), 'https:// = webhook (JSON); others need pip install -e ".[notify]" (apprise)')
-    events: tuple[Literal["gate", "stall", "crash", "end", "budget"], ...] = key(
-        ("gate", "stall", "crash", "end", "budget"), "what is told"
-    )
+    events: tuple[Event, ...] = key(get_args(Event), "what is told")
     heartbeat_url: str = key("", "asked every heartbeat_minutes while steps go on; its silence is the alarm")
     heartbeat_minutes: Positive = key(5.0, "between two of them")
 
@@ -404,7 +402,7 @@ class TuneConfig:
     microbatch_sizes: tuple[Annotated[int, at_least(1)], ...] = key(
         (), "() = halves of train.batch_size, down to the mesh's own"
     )
-    remat: tuple[Remat, ...] = key(("none", "names", "dots", "full"), "of model.remat")
+    remat: tuple[Remat, ...] = key(get_args(Remat), "of model.remat")
     attention: tuple[Attention, ...] = key((), "of model.attention; () = every backend that this device runs")
     scan_layers: tuple[bool, ...] = key((False, True), "of model.scan_layers")
     tile_tokens: tuple[Natural, ...] = key((0, 2048), "of loss.tile_tokens")
@@ -467,3 +465,9 @@ class Config:
     tune: TuneConfig = TuneConfig()
     engine: Literal["local", "ray", "slurm"] = key("local", "what runs the tasks of `jaxlm prepare`")
     prepare: PrepareConfig = PrepareConfig()
+
+
+def with_keys(config: Config, **sections: Mapping) -> Config:
+    """Returns the config with some values changed: `with_keys(config, train={"steps": 5}, model={"remat": "none"})`."""
+    changed = {name: dataclasses.replace(getattr(config, name), **keys) for name, keys in sections.items()}
+    return dataclasses.replace(config, **changed)
