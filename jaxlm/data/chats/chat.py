@@ -130,12 +130,11 @@ def grown(tokenizer: Coder, asked: str = "") -> Coder:
 def _file(path: str, key: str) -> str:
     """Returns the template in a file."""
     try:
-        source = files.expanded(path).read_text(encoding="utf-8")
+        if (source := files.expanded(path).read_text(encoding="utf-8")).strip():
+            return source
+        raise ValueError("it is empty")
     except (OSError, ValueError) as error:
         raise ConfigError(f"{key} can't be read ({error}): chatml, plain, or a file with a Jinja template") from None
-    if not source.strip():
-        raise ConfigError(f"{key} is empty: write a Jinja template into it, or take chatml or plain")
-    return source
 
 
 def own_rows(tokenizer: Coder) -> tuple[str, ...]:
@@ -160,9 +159,7 @@ def _source(tokenizer: Coder) -> str:
         if source and not isinstance(source, str):
             raise TypeError(f"it is a {type(source).__name__}")
     except files.MANGLED as error:
-        raise ConfigError(
-            f"the model's chat template is damaged ({error!r:.200}): copy the model's files again"
-        ) from None
+        raise ConfigError(f"the model's chat template is damaged ({error!r:.200}): copy its files again") from None
     return source or ""
 
 
@@ -349,9 +346,8 @@ class Writer:
     def _said(self, said: str) -> int:
         """Returns where the answer ends in `said`, the text that it adds: after its closing control token, if it has one."""
         pieces = self._closing(said)
-        return next(
-            (at for piece, at in pieces if piece == self.probed.end), pieces[-1][1] if pieces else len(said.rstrip())
-        )
+        last = pieces[-1][1] if pieces else len(said.rstrip())
+        return next((at for piece, at in pieces if piece == self.probed.end), last)
 
 
 def _alike(first: str, second: str) -> int:
@@ -442,9 +438,9 @@ def _compiled(source: str, mark: bool = False) -> typing.Callable[..., str]:
 def ends(tokenizer: Coder) -> tuple[int, ...]:
     """Returns the ids that end an answer or a text. Models imported before 28 November 2026 keep their old ids."""
     if ours(tokenizer) or not tokenizer.ends:
-        every = (end_id(tokenizer), tokenizer.eos_id, tokenizer.separator_id)
+        every = (tokenizer.find(END), tokenizer.eos_id, tokenizer.separator_id)
     else:
-        every = (answer_end(tokenizer), end_id(tokenizer), *tokenizer.ends, tokenizer.separator_id)
+        every = (answer_end(tokenizer), tokenizer.find(END), *tokenizer.ends, tokenizer.separator_id)
     return tuple(dict.fromkeys(i for i in every if i is not None))
 
 
@@ -472,11 +468,10 @@ def told_ends(tokenizer: Coder) -> str:
     every = [pieces.get(i) or tokenizer.decode([i], follows=True) for i in ends(tokenizer)]
     probed = Writer(tokenizer).probed
     if not probed.end:
-        behind = (
-            f"{probed.behind.strip()}, which is no token of this vocabulary," if probed.behind.strip() else "no token"
-        )
+        behind = probed.behind.strip()
+        what = f"{behind}, which is no token of this vocabulary," if behind else "no token"
         return (
-            f"the chat template writes {behind} after an answer, so training teaches no end: answers run on until the model "
+            f"the chat template writes {what} after an answer, so training teaches no end: answers run on until the model "
             f"says {' or '.join(every)}"
         )
     line = " or ".join([f"an answer ends with {every[0]}", *every[1:]])
@@ -491,10 +486,6 @@ def answer_end(tokenizer: Coder) -> int | None:
         return tokenizer.find(Writer(tokenizer).probed.end)
     except ConfigError:
         return None
-
-
-def end_id(tokenizer: Coder) -> int | None:
-    return tokenizer.find(END)
 
 
 def settings(tokenizer: Coder) -> dict[str, typing.Any]:

@@ -208,8 +208,7 @@ def _from_prompt(row: Row) -> _Said:
 def _from_alpaca(row: Row) -> _Said:
     more = "input" if "input" in row else "context"
     asked = (text_of(_field(row, "instruction"), "instruction"), text_of(row.get(more, ""), more))
-    said = "\n\n".join(part for part in asked if part)
-    prompt = (*_history(row), message_of("user", said))
+    prompt = (*_history(row), message_of("user", "\n\n".join(filter(None, asked))))
     return _Said(prompt, _answer(_field(row, "output", "response"), row))
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from jaxlm.config import ConfigError, pip_install
-from jaxlm.data.tokenizer.ours import GUARD, RawBytes, Tokenizer, controls_of, encode_marked
+from jaxlm.data.tokenizer.ours import GUARD, Ids, Tokenizer, controls_of, encode_marked
 from jaxlm.host.files import json_of
 
 JSON, MODEL, IDS = "tokenizer.json", "tokenizer.model", "tokenizer_ids.json"
@@ -36,7 +36,7 @@ class _Imported:
         return (raw if follows else raw.removeprefix(self._prefix)).decode("utf-8", "replace")
 
 
-class HfTokenizer(_Imported, RawBytes):
+class HfTokenizer(_Imported, Ids):
     """A tokenizer.json, with the interface of `Tokenizer`."""
 
     def __init__(self, files: Mapping[str, bytes]):
@@ -60,9 +60,7 @@ class HfTokenizer(_Imported, RawBytes):
 
     def encode_marked(self, text: str) -> list[int]:
         """Lets the library split at control tokens, since it handles spaces there; splits only texts with a GUARD itself."""
-        if GUARD in text:
-            return encode_marked(self, text)
-        return self._marking.encode(_sound(text), add_special_tokens=False).ids
+        return self._encode_marked_batch([text])[0].tolist()
 
     def encode_cut(self, texts: Sequence[str], cuts: Sequence[Sequence[int]]) -> list[tuple[np.ndarray, np.ndarray]]:
         behind = [self._behind_controls(text) for text in texts]
@@ -118,12 +116,6 @@ class HfTokenizer(_Imported, RawBytes):
 
     def find(self, piece: str) -> int | None:
         return self._tokenizer.token_to_id(piece)
-
-    def id_of(self, piece: str) -> int:
-        number = self.find(piece)
-        if number is None:
-            raise ConfigError(f"the tokenizer has no token {piece}")
-        return number
 
 
 class HfSentencePiece(_Imported, Tokenizer):
@@ -185,8 +177,7 @@ def _put_in_front(content: bytes) -> list[int]:
     """Returns the ids that the post-processor of a tokenizer.json puts in front of a text."""
     tokenizer, _ = _open(content)
     plain, whole = (tokenizer.encode("a", add_special_tokens=added).ids for added in (False, True))
-    at = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
-    return whole[:at]
+    return next((whole[:at] for at in range(len(whole)) if whole[at : at + len(plain)] == plain), [])
 
 
 def _open(content: bytes) -> tuple[typing.Any, dict]:
@@ -250,19 +241,13 @@ def _sound(text: str) -> str:
 
 def _prefix(tokenizer: HfTokenizer | HfSentencePiece) -> bytes:
     """Returns the space that the tokenizer puts in front of every text, or b"" if it puts none."""
-    ids = tokenizer.encode("a")
     raw = tokenizer.piece_bytes()
-    return b" " if b"".join(raw[i] for i in ids) == b" a" else b""
+    return b" " if b"".join(raw[i] for i in tokenizer.encode("a")) == b" a" else b""
 
 
 def _kinds(part: object) -> set[str]:
     """Returns all values of "type" anywhere in a part of a tokenizer.json."""
-    if isinstance(part, list):
-        return set().union(*map(_kinds, part))
-    if not isinstance(part, dict):
-        return set()
-    own = {part["type"]} if isinstance(part.get("type"), str) else set()
-    return own.union(*map(_kinds, part.values()))
+    return set(re.findall(r'"type": "(\w+)"', json.dumps(part)))
 
 
 def _vocabulary(spec: dict) -> dict[str, int]:

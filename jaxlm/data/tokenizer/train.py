@@ -33,7 +33,7 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, chat_tokens: bool,
     extra = len(CHAT_TOKENS) if chat_tokens else 0
     if vocab_size - extra < _LEAST:
         raise ConfigError(
-            f"vocabulary of {vocab_size} is too small: 256 byte pieces and the controls need at least {_LEAST + extra}"
+            f"vocabulary of {vocab_size} is too small: 256 byte pieces and controls need {_LEAST + extra}"
         )
     settings = {
         "model_type": model_type,
