@@ -45,19 +45,11 @@ class _At(typing.NamedTuple):
     counted: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
-class Replay:
-    """How much pretraining text comes between the examples."""
-
-    share: float  # of all targets that count, below 1
-    tokens: int  # of each piece; all its targets count
-
-
 class Plan:
     """The map from batches to rows of examples.
 
     `lengths`: the tokens that each example takes; `counted`: the targets of each that count; `most`: examples in a row,
-    0 for any number.
+    0 for any number; `share`: of all targets that count, below 1, in pieces of pretraining text of `piece` tokens.
     """
 
     def __init__(
@@ -69,10 +61,12 @@ class Plan:
         seq_len: int,
         batch_size: int,
         most: int = 0,
-        replay: Replay | None = None,
+        share: float = 0.0,
+        piece: int = 0,
     ):
         self._lengths, self._counted, self._seed = lengths.tolist(), counted.tolist(), seed
-        self._seq_len, self.batch_size, self._most, self._replay = seq_len, batch_size, most or seq_len, replay
+        self._seq_len, self.batch_size, self._most = seq_len, batch_size, most or seq_len
+        self._share, self._piece = share, piece
         # A batch's begin depends on all batches before it. The loader's threads ask for several batches at once.
         self._begins, self._lock = [_At()], threading.Lock()
         self._order = functools.lru_cache(maxsize=_EPOCHS)(self._order)
@@ -99,7 +93,7 @@ class Plan:
         slots = [self._most] * self.batch_size
         while True:
             item = self._next(examples, pieces, counted)
-            length = self._replay.tokens if item.replay else self._lengths[item.number]
+            length = self._piece if item.replay else self._lengths[item.number]
             row = pack_examples.first_fit(length, room, slots)
             if row is None:  # this item begins the next batch: nothing overtakes it, so no example waits for ever
                 return rows, _At(examples, pieces, counted)
@@ -111,9 +105,8 @@ class Plan:
 
     def _next(self, examples: int, pieces: int, counted: int) -> Item:
         """Returns the next example or, if replay has less than its share of the targets, the next piece."""
-        replay = self._replay
         # With p pieces of t tokens and c targets of examples, replay has its share where p * t = share * (p * t + c).
-        if replay and pieces * replay.tokens * (1 - replay.share) < replay.share * counted:
+        if pieces * self._piece * (1 - self._share) < self._share * counted:
             return Item(pieces, replay=True)
         epoch, position = divmod(examples, len(self._lengths))
         return Item(int(self._order(epoch)[position]))
@@ -181,8 +174,8 @@ class Packed(Order):
     @functools.cached_property
     def plan(self) -> Plan:
         """The map from batches to rows of examples."""
-        replay = Replay(self.replay_share, self.replay.tokens) if self.replay else None
-        options = {**self.sizes._asdict(), "most": self._most, "replay": replay}
+        pieces = {"share": self.replay_share, "piece": self.replay.tokens} if self.replay else {}
+        options = {**self.sizes._asdict(), "most": self._most, **pieces}
         return Plan(self.train.lengths(), self.train.counted(), **options)
 
     @property
@@ -246,10 +239,8 @@ class Packed(Order):
     def passes(self, steps: int) -> dict[str, float]:
         """Returns "examples" and the sources of the replayed text -> their epochs in a run of `steps` steps."""
         planned = min(steps, _PLANNED)
-        used = self.plan.used(planned)
-        many, pieces = (number * steps / max(1, planned) for number in used)
-        times = {"examples": many / len(self.train)}
-        return times | (self.replay.passes(round(pieces)) if self.replay else {})
+        many, pieces = (number * steps / max(1, planned) for number in self.plan.used(planned))
+        return {"examples": many / len(self.train)} | (self.replay.passes(round(pieces)) if self.replay else {})
 
     def places(self, step: int) -> list[str]:
         """Returns the places of the examples in a step's batch, "FILE:LINE", for the log. `step` counts from 1."""
@@ -334,12 +325,9 @@ def make(
     pieces = _pieces(replay, share, train, sizes) if share else None
     counted = {"examples": int(train.lengths().sum())} | (replay.token_counts() if pieces else {})
     verifier = replay.verifier if pieces else Verifier(pathlib.Path())
-    texts = Texts(tokenizer, _hash(train, tokenizer), counted, verifier, notes.as_before())
+    digest = hashlib.sha256(f"{train.sha256()} {tokenizer.sha256}".encode()).hexdigest()
+    texts = Texts(tokenizer, digest, counted, verifier, notes.as_before())
     return Packed(texts, train, val, counts, sizes, pieces, share)
-
-
-def _hash(train: Coded, tokenizer: Coder) -> str:
-    return hashlib.sha256(f"{train.sha256()} {tokenizer.sha256}".encode()).hexdigest()
 
 
 def _pieces(replay: replays.Text, share: float, train: Coded, sizes: Sizes) -> replays.Pieces:

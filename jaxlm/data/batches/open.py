@@ -65,9 +65,9 @@ def open_mixture(
     """
     opened = open_data(data.dir, check)
     if vocab_size and opened.vocab_size != vocab_size:
+        n = opened.vocab_size
         raise ConfigError(
-            f"the tokenizer in {data.dir} has {opened.vocab_size} tokens: set "
-            f"--config.model.vocab_size={opened.vocab_size}, or another config.data.dir"
+            f"{data.dir}'s tokenizer has {n} tokens: set --config.model.vocab_size={n}, or another data.dir"
         )
     if unknown := [name for name in data.sources if name not in opened.sources]:
         raise ConfigError(

@@ -82,19 +82,13 @@ def check_fingerprint(
     The final mixture may move, because `train.steps` was raised, as long as none of its batches was trained on. A branch
     may change the final mixture, and begin to do without documents, under the same condition.
     """
-    names = {key: key for key in current if key != "sha256" and not key.startswith(("final", "without"))} | _REMOVED
-    windows = merge_windows(passed_over)
-    if (
-        branch
-        and "without" not in saved
-        and mixture.batch_number(done, windows) < float(current.get("without_batch", 0))
-    ):
-        names = {key: name for key, name in names.items() if key not in _REMOVED}
-    changed = [key for key in names if saved.get(key) != current.get(key)]
-    if not changed and not branch:
-        names = _FINAL
-        changed = [key for key in names if saved.get(key) != current.get(key)]
-    if changed:
+    names = {key: key for key in current if key != "sha256" and not key.startswith(("final", "without"))}
+    trained = mixture.batch_number(done, windows := merge_windows(passed_over))
+    if not branch:
+        names |= _FINAL
+    if not branch or "without" in saved or trained >= float(current.get("without_batch", 0)):
+        names |= _REMOVED
+    if changed := [key for key in names if saved.get(key) != current.get(key)]:
         pairs = ((names[key], saved.get(key, "not set"), current.get(key, "not set")) for key in changed)
         differs = "; ".join(f"{name} was {str(was)[:60]}, is {str(now)[:60]}" for name, was, now in pairs)
         raise ConfigError(
@@ -102,7 +96,7 @@ def check_fingerprint(
         )
     was, now = (mixture.begins(fingerprint, windows) for fingerprint in (saved, current))
     moved = was != now or saved.get("final") != current.get("final")
-    if moved and min(was, now) < mixture.batch_number(done, windows):
+    if moved and min(was, now) < trained:
         began, begins = (f"after batch {at:,.0f}" if at < math.inf else "never" for at in (was, now))
         raise ConfigError(
             f"data.final can't change at step {done:,}: it was to begin {began}, now {begins}; set "

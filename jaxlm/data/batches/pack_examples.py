@@ -55,9 +55,7 @@ def _check(segments: Sequence[Segment], seq_len: int) -> None:
                 "tokens or more, and a weight for each but the first"
             )
     if (length := sum(len(segment.ids) - 1 for segment in segments)) > seq_len:
-        raise ConfigError(
-            f"a group of {length:,} tokens exceeds train.seq_len={seq_len:,}: shorten it, or raise train.seq_len"
-        )
+        raise ConfigError(f"a group of {length:,} tokens exceeds train.seq_len={seq_len:,}: shorten it, or raise that")
 
 
 def first_fit(length: int, room: list[int], slots: list[int]) -> int | None:

@@ -180,13 +180,8 @@ def _recipe(
 
 
 def _read_plain(settings: BuildSettings, source: Source, stats: SourceStats) -> Iterator[tuple[str, str]]:
-    return iterate_documents(
-        source.spec,
-        text_key=source.text_key,
-        tfds_dir=settings.tfds_dir,
-        max_bytes=settings.max_source_bytes,
-        stats=stats,
-    )
+    limits = {"tfds_dir": settings.tfds_dir, "max_bytes": settings.max_source_bytes}
+    return iterate_documents(source.spec, text_key=source.text_key, stats=stats, **limits)
 
 
 @dataclasses.dataclass
@@ -218,30 +213,26 @@ class _Documents:
             yield doc_id, raw, content < self.limit
 
 
-def _read_source(
-    place: pathlib.Path, source: Source, settings: BuildSettings, read: Reader, memory_bytes: int, tell: console.Tell
-) -> _Documents:
+def _read_source(place: pathlib.Path, source: Source, settings: BuildSettings, read: Reader, memory: int) -> _Documents:
     """Reads a source's documents, or opens those that an earlier call has read."""
     if documents := _Documents.opened(place):
         return documents
     shutil.rmtree(place, ignore_errors=True)
     key, stats = f"jaxlm/{settings.seed}".encode(), SourceStats()
-    shuffle = Shuffle(place, f"{settings.seed}/documents/{source.name}", memory_bytes)
+    shuffle = Shuffle(place, f"{settings.seed}/documents/{source.name}", memory)
     limit = int(settings.val_fraction * 2**64)
     lowest, highest = 1 << 64, -1
-    for doc_id, text in console.told(read(source, stats), tell):
-        # Spacing does not count, so that a re-wrapped copy of a held-out document is held out too.
-        raw = text.encode()
-        content = int.from_bytes(hashlib.blake2b(b" ".join(raw.split()), digest_size=8, key=key).digest(), "little")
-        shuffle.add(doc_id, text, content)
-        lowest, highest = min(lowest, content), max(highest, content)
+    with console.working(f"reading {source.name}", unit="documents", end=False) as tell:
+        for doc_id, text in console.told(read(source, stats), tell):
+            # Spacing does not count, so that a re-wrapped copy of a held-out document is held out too.
+            words = b" ".join(text.encode().split())
+            content = int.from_bytes(hashlib.blake2b(words, digest_size=8, key=key).digest(), "little")
+            shuffle.add(doc_id, text, content)
+            lowest, highest = min(lowest, content), max(highest, content)
     if highest < 0:
         raise ConfigError(f"source '{source.name}' gave no document; check {source.spec}")
     if lowest == highest:
-        raise ConfigError(
-            f"source '{source.name}' has only one document, or copies of one; split it into several files or a "
-            "jsonl, so that one can be held out"
-        )
+        raise ConfigError(f"source '{source.name}' has only one document, or copies of one: split it, to hold one out")
     if not lowest < limit <= highest:  # at least one, and not all
         limit = lowest + 1
     documents = _Documents(shuffle, limit, stats)
@@ -263,10 +254,7 @@ def _build(
     documents: dict[str, _Documents] = {}
     for source in source_list:
         began, name = time.perf_counter(), source.name
-        with console.working(f"reading {name}", unit="documents", end=False) as tell:
-            documents[name] = _read_source(
-                work / "documents" / name, source, settings, read, _MEMORY // len(source_list), tell
-            )
+        documents[name] = _read_source(work / "documents" / name, source, settings, read, _MEMORY // len(source_list))
         log(f"read {name}: {documents[name].stats.summary()} ({time.perf_counter() - began:.1f} s)")
     coder, tasks = _planned(work, source_list, documents, settings, log)
     if tasks:

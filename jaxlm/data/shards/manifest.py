@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import pathlib
 import re
 import typing
@@ -24,13 +23,8 @@ def _inside(path: typing.Any) -> bool:
     return bool(parts) and parts[0] != "/" and ".." not in parts
 
 
-_SHA256 = _Leaf(
-    "a sha256 in hex", lambda value: isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
-)
-_WEIGHT = _Leaf(
-    "a number of at least 0",
-    lambda value: isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf,
-)
+_SHA256 = _Leaf("a sha256 in hex", lambda value: isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{64}", value)))
+_WEIGHT = _Leaf("a number of at least 0", lambda value: files.is_number(value) and value >= 0)
 _FILE = {"file": _Leaf("a path in the data directory", _inside), "size": _whole(0), "sha256": _SHA256}
 _SPLIT = {
     "documents": _whole(0),

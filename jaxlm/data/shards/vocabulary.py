@@ -1,10 +1,9 @@
 """Chooses the size of a vocabulary where `model.vocab_size` is 0: the data's own, or one by the amount of text."""
 
-import dataclasses
 import pathlib
 from collections.abc import Callable, Iterable
 
-from jaxlm.config import Config
+from jaxlm.config import Config, with_keys
 from jaxlm.corpus import recipes
 from jaxlm.data.shards import shards
 from jaxlm.data.tokenizer import coder
@@ -27,9 +26,7 @@ def train(
 ) -> Tokenizer:
     """Trains a tokenizer on a sample of `n_bytes` of text, of the size by `choose` or the largest that the sample supports."""
     size = choose(n_bytes)
-    say(
-        f"vocabulary: {size:,} ids for {console.size(n_bytes)} of text ({RULE}); --config.model.vocab_size sets another size"
-    )
+    say(f"vocabulary: {size:,} ids for {console.size(n_bytes)} of text ({RULE}); --config.model.vocab_size sets it")
     kinds = {"chat_tokens": chat_tokens, "model_type": model_type}
     try:
         return train_tokenizer(sample(), vocab_size=size, **kinds)
@@ -43,9 +40,7 @@ def train(
 
 def with_size(config: Config, vocab_size: int) -> Config:
     """Returns the config with this `model.vocab_size`, if its own is 0."""
-    if config.model.vocab_size:
-        return config
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=vocab_size))
+    return config if config.model.vocab_size else with_keys(config, model={"vocab_size": vocab_size})
 
 
 def required(config: Config) -> int:
