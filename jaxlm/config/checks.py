@@ -71,10 +71,8 @@ def _of_model(m: schema.ModelConfig, t: schema.TrainConfig) -> Iterator[str]:
         yield f"train.seq_len={t.seq_len} is longer than model.max_seq_len={m.max_seq_len}, the learned positions"
     rope = m.rope
     if rope.scaling == "llama3" and not rope.high_freq_factor > rope.low_freq_factor > 0 < rope.original_max_len:
-        yield (
-            f"model.rope.scaling=llama3 needs high_freq_factor={rope.high_freq_factor} above low_freq_factor="
-            f"{rope.low_freq_factor}, both and original_max_len above 0"
-        )
+        factors = f"high_freq_factor={rope.high_freq_factor} above low_freq_factor={rope.low_freq_factor}"
+        yield f"model.rope.scaling=llama3 needs {factors}, both and original_max_len above 0"
 
 
 def _of_training(t: schema.TrainConfig, o: schema.OptimConfig) -> Iterator[str]:
@@ -179,17 +177,14 @@ def _of_rollouts(c: schema.Config) -> Iterator[str]:
     r, p, rows = c.rollout, c.policy, c.train.batch_size
     answers = r.prompts * r.answers
     if answers % rows:
-        yield (
-            f"rollout.prompts={r.prompts} times rollout.answers={r.answers} is not a multiple of train.batch_size={rows}: "
-            f"each row holds a whole number of answers; give --config.train.batch_size={math.gcd(answers, rows)}"
-        )
+        advice = f"each row holds a whole number of answers; give --config.train.batch_size={math.gcd(answers, rows)}"
+        drawn = f"rollout.prompts={r.prompts} times rollout.answers={r.answers}"
+        yield f"{drawn} is not a multiple of train.batch_size={rows}: {advice}"
     room = c.train.seq_len // (answers // rows)
     if room <= r.max_new_tokens:
-        yield (
-            f"{answers} answers in {rows} rows of train.seq_len={c.train.seq_len} have {room} tokens each, and "
-            f"rollout.max_new_tokens={r.max_new_tokens} leaves no room for a prompt: "
-            f"give --config.rollout.max_new_tokens={max(room // 4, 1)}, a longer train.seq_len or more rows (train.batch_size)"
-        )
+        each = f"{answers} answers in {rows} rows of train.seq_len={c.train.seq_len} have {room} tokens each"
+        advice = f"--config.rollout.max_new_tokens={max(room // 4, 1)}, a longer train.seq_len or more rows (train.batch_size)"
+        yield f"{each}, and rollout.max_new_tokens={r.max_new_tokens} leaves no room for a prompt: give {advice}"
     if rows % p.minibatches:
         yield f"train.batch_size={rows} is not a multiple of policy.minibatches={p.minibatches}"
     if c.program != "ppo" and r.answers <= 1:
@@ -209,7 +204,5 @@ def _of_rollouts(c: schema.Config) -> Iterator[str]:
 def _of_end(runs: schema.RunsConfig, checkpoint: schema.CheckpointConfig) -> Iterator[str]:
     commands = [cause for cause, command in dataclasses.asdict(runs.on_exit).items() if command]
     if commands and not checkpoint.mirror and not runs.on_exit_unmirrored:
-        yield (
-            f"config.runs.on_exit.{commands[0]} needs config.checkpoint.mirror, or config.runs.on_exit_unmirrored=True: "
-            "a machine that is gone takes its checkpoints with it"
-        )
+        needs = "config.checkpoint.mirror, or config.runs.on_exit_unmirrored=True"
+        yield f"config.runs.on_exit.{commands[0]} needs {needs}: a machine that is gone takes its checkpoints with it"

@@ -53,26 +53,26 @@ class Keys:
 
 
 @functools.cache
-def read() -> Keys:
-    """Returns the keys and sections of the schema."""
+def read(entry: str = "NAME") -> Keys:
+    """Returns the keys and sections of the schema; `entry`: the name of the entry in each section of NAMED."""
     keys, sections = [], {}
-    _collect(Config(), "", keys, sections)
+
+    def collect(section: object, prefix: str) -> None:
+        hints = get_type_hints(type(section), include_extras=True)
+        for field in dataclasses.fields(section):
+            name, default = prefix + field.name, getattr(section, field.name)
+            if name in NAMED:
+                sections[name], sections[f"{name}.{entry}"] = field.metadata["comment"], NAMED[name].__doc__
+                collect(NAMED[name](), f"{name}.{entry}.")
+            elif name == "prepare.stages" or dataclasses.is_dataclass(default):
+                default = StagesConfig() if name == "prepare.stages" else default
+                sections[name] = type(default).__doc__
+                collect(default, f"{name}.")
+            else:
+                keys.append(Key(name, *_type_and_limits(hints[field.name]), default, field.metadata["comment"]))
+
+    collect(Config(), "")
     return Keys(tuple(keys), sections)
-
-
-def _collect(section: object, prefix: str, keys: list[Key], sections: dict[str, str]) -> None:
-    hints = get_type_hints(type(section), include_extras=True)
-    for field in dataclasses.fields(section):
-        name, default = prefix + field.name, getattr(section, field.name)
-        if name in NAMED:
-            sections |= {name: field.metadata["comment"], f"{name}.NAME": NAMED[name].__doc__}
-            _collect(NAMED[name](), f"{name}.NAME.", keys, sections)
-        elif name == "prepare.stages" or dataclasses.is_dataclass(default):
-            default = StagesConfig() if name == "prepare.stages" else default
-            sections[name] = type(default).__doc__
-            _collect(default, f"{name}.", keys, sections)
-        else:
-            keys.append(Key(name, *_type_and_limits(hints[field.name]), default, field.metadata["comment"]))
 
 
 def _type_and_limits(kind: type) -> tuple[str, str]:
@@ -98,7 +98,7 @@ def page(known: Keys, wanted: str, config: config_dict.ConfigDict) -> str:
     names = {section: list(config_files.value_of(config, section.split(".")) or ()) for section in NAMED}
     for section in NAMED:
         if wanted.startswith(f"{section}.") and (name := wanted.split(".")[2]) in names[section]:
-            known = _of_part(known, section, name)
+            known = read(name)
     everything = [*known.sections, *(key.name for key in known.keys)]
     shown = {name for name in everything if wanted == "all" or f"{name}.".startswith(f"{wanted}.")}
     if not shown:
@@ -114,17 +114,6 @@ def page(known: Keys, wanted: str, config: config_dict.ConfigDict) -> str:
         for key in keys:
             lines += _entry(key, config)
     return "\n".join(lines)
-
-
-def _of_part(known: Keys, section: str, name: str) -> Keys:
-    """Returns the keys and sections with the entry's `name` in place of NAME."""
-    part = f"{section}.NAME"
-
-    def named(key: str) -> str:
-        return f"{section}.{name}{key.removeprefix(part)}" if f"{key}.".startswith(f"{part}.") else key
-
-    keys = tuple(dataclasses.replace(key, name=named(key.name)) for key in known.keys)
-    return Keys(keys, {named(section): comment for section, comment in known.sections.items()})
 
 
 def _entry(key: Key, config: config_dict.ConfigDict) -> list[str]:

@@ -183,10 +183,9 @@ def check_goes_on(saved: dict) -> None:
     for name, section, key in _stored(saved, _FIXED):
         value, meaning = _FIXED[name]
         if section[key] != value:
-            raise ConfigError(
-                f"this run has config.{name}={section[key]!r}, and that key was removed: {meaning}; delete it from the run's "
-                "config.json to go on so, or go on with the version of jaxlm that began the run"
-            )
+            advice = "delete it from the run's config.json to go on so, or go on with the jaxlm that began the run"
+            has = f"this run has config.{name}={section[key]!r}, and that key was removed"
+            raise ConfigError(f"{has}: {meaning}; {advice}")
 
 
 def with_settings(stage: str, settings: Mapping) -> dict:

@@ -75,9 +75,7 @@ class ModelConfig:
         "auto", "of computation; auto: float32 on CPU, else bfloat16; parameters and loss are always float32"
     )
     attention: Literal["auto", Attention] = key("auto", "xla: all; blocked: CPU; pallas: GPU, TPU; others: GPU")
-    remat: Literal["auto", Remat] = key(
-        "none", "what the backward pass recomputes, in order of memory saved; auto = the least that fits"
-    )
+    remat: Literal["auto", Remat] = key("none", "what backward recomputes, by memory saved; auto = the least that fits")
     scan_layers: bool = key(False, "compile one layer, scan it (deep models, TPU); False = unroll (fastest on one GPU)")
     fuse_projections: bool = key(True, "q, k, v in one product and gate, up in one; the parameters stay apart")
     fp8: bool = key(False, "products of the MLP in float8 (e4m3, gradients e5m2; scaled by tensor): Hopper, Ada, newer")
@@ -399,9 +397,7 @@ class TuneConfig:
     """what `jaxlm tune` tries; it varies one setting after the other from the best so far"""
 
     exhaustive: bool = key(False, "True: every combination")
-    microbatch_sizes: tuple[Annotated[int, at_least(1)], ...] = key(
-        (), "() = halves of train.batch_size, down to the mesh's own"
-    )
+    microbatch_sizes: tuple[Size, ...] = key((), "() = halves of train.batch_size, down to the mesh's own")
     remat: tuple[Remat, ...] = key(get_args(Remat), "of model.remat")
     attention: tuple[Attention, ...] = key((), "of model.attention; () = every backend that this device runs")
     scan_layers: tuple[bool, ...] = key((False, True), "of model.scan_layers")

@@ -90,10 +90,8 @@ def join_cluster(config: DistributedConfig) -> None:
         return
     if config.coordinator:
         if not 0 <= config.process_id < config.num_processes:
-            raise ConfigError(
-                f"distributed.coordinator needs process_id from 0 to num_processes - 1, not {config.process_id} "
-                f"(num_processes={config.num_processes})"
-            )
+            given = f"{config.process_id} (num_processes={config.num_processes})"
+            raise ConfigError(f"distributed.coordinator needs process_id from 0 to num_processes - 1, not {given}")
         if not config.coordinator.rpartition(":")[2].isdecimal():
             raise ConfigError(f"distributed.coordinator={config.coordinator}: give HOST:PORT of process 0")
         here = f"process {config.process_id} of {config.num_processes}"

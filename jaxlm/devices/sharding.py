@@ -100,9 +100,8 @@ def hybrid_shape(sizes: dict[str, int], granules: typing.Sequence[int]) -> tuple
     if left > 1:
         axes = " x ".join(f"{axis}={size}" for axis, size in sizes.items())
         groups = f"{len(granules)} hosts (or slices) of {granules[0]} devices"
-        raise ConfigError(
-            f"mesh {axes} would split tensor over {groups}: make data x fsdp x context a multiple of {len(granules)}"
-        )
+        advice = f"make data x fsdp x context a multiple of {len(granules)}"
+        raise ConfigError(f"mesh {axes} would split tensor over {groups}: {advice}")
     return tuple(size // ways for size, ways in zip(sizes.values(), outer, strict=True)), tuple(outer)
 
 

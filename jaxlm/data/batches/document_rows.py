@@ -139,10 +139,8 @@ def plan_rows(
     names = [name for name in names if name in first or name in last]
     for name in names:
         if count_rows(token_counts[name], seq_len) == 0:
-            raise ConfigError(
-                f"source '{name}' holds {token_counts[name]:,} training tokens, fewer than one row of seq_len + 1 = "
-                f"{seq_len + 1:,}; lower train.seq_len or give the source more text"
-            )
+            few = f"{token_counts[name]:,} training tokens, fewer than one row of seq_len + 1 = {seq_len + 1:,}"
+            raise ConfigError(f"source '{name}' holds {few}; lower train.seq_len or give the source more text")
     return RowPlan(
         seed=int(seed),
         names=tuple(names),

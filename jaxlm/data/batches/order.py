@@ -90,15 +90,12 @@ def check_fingerprint(
         names |= _REMOVED
     if changed := [key for key in names if saved.get(key) != current.get(key)]:
         pairs = ((names[key], saved.get(key, "not set"), current.get(key, "not set")) for key in changed)
-        differs = "; ".join(f"{name} was {str(was)[:60]}, is {str(now)[:60]}" for name, was, now in pairs)
-        raise ConfigError(
-            f"this run's batches would differ from those it was trained on: {differs}; set them back or use a new workdir"
-        )
+        values = "; ".join(f"{name} was {str(was)[:60]}, is {str(now)[:60]}" for name, was, now in pairs)
+        differs = "this run's batches would differ from those it was trained on"
+        raise ConfigError(f"{differs}: {values}; set them back or use a new workdir")
     was, now = (mixture.begins(fingerprint, windows) for fingerprint in (saved, current))
     moved = was != now or saved.get("final") != current.get("final")
     if moved and min(was, now) < trained:
         began, begins = (f"after batch {at:,.0f}" if at < math.inf else "never" for at in (was, now))
-        raise ConfigError(
-            f"data.final can't change at step {done:,}: it was to begin {began}, now {begins}; set "
-            "data.final back, and optim.schedule_steps to the steps of the old schedule"
-        )
+        advice = "set data.final back, and optim.schedule_steps to the steps of the old schedule"
+        raise ConfigError(f"data.final can't change at step {done:,}: it was to begin {began}, now {begins}; {advice}")

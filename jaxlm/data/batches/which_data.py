@@ -81,7 +81,7 @@ def check(config: Config, word: str | None, overrides: Sequence[str], say: Calla
             way = f"--config.data.path=FILE.jsonl, a parquet file, or a folder of them{tasks}"
             raise ConfigError(f"{config.program} reads {'prompts' if rl else 'examples'}: {way}")
         return
-    folder = pathlib.Path(config.data.dir)
+    folder, quoted = pathlib.Path(config.data.dir), shlex.quote(str(pathlib.Path(config.data.dir)))
     paths = [source.path for source in config.data.sources.values() if source.path]
     there = [name for name in (MANIFEST, PREPARED, "documents", "work") if (folder / name).exists()]
     named = bool(paths or config.prepare.sources) and not _names_the_folder_alone(word, overrides)
@@ -90,11 +90,8 @@ def check(config: Config, word: str | None, overrides: Sequence[str], say: Calla
     check_held_out(config, overrides)
     if not there and not named and (raw := _suffixes(folder)) and not _is_readme(folder):
         kinds, plain = registry.in_words(raw), all(_is_plain(suffix) for suffix in raw)
-        way = (
-            f"--config.data.path={shlex.quote(str(folder))}"
-            if plain
-            else f"first jaxlm prepare {shlex.quote(str(folder))} --out=DATA, then --config.data.dir=DATA"
-        )
+        prepared = f"first jaxlm prepare {quoted} --out=DATA, then --config.data.dir=DATA"
+        way = f"--config.data.path={quoted}" if plain else prepared
         raise ConfigError(f"config.data.dir={folder} holds files ({kinds}) and no data that jaxlm made: {way}")
     for path in paths if MANIFEST not in there else ():
         _check_texts(path, say)
@@ -108,7 +105,7 @@ def check(config: Config, word: str | None, overrides: Sequence[str], say: Calla
         first = f" (its sources come from the hub: {pip_install('hub')} first)" if hub else ""
         way = f"{maker} and jaxlm tokenize {maker}{first}"
     else:
-        way = f"FOLDER --out={shlex.quote(str(folder))}"
+        way = f"FOLDER --out={quoted}"
     raise ConfigError(f"no data in {folder}: make it with jaxlm prepare {way}, {texts}")
 
 

@@ -316,11 +316,9 @@ class Writer:
         # A template may write only the beginning of what opens an answer, up to <think>, say.
         whole = text[:shared].endswith((*self._controls, ">", "\n"))
         if shared < len(asked) and not (whole and shared > _alike(asked, self.write(messages, False, tools))):
-            raise ConfigError(
-                f"the model's chat template writes message {len(messages) + 1} without {asked[shared:][:40]!r}, which ends "
-                "the prompt for this message: give the model a template with {% generation %} around what "
-                "the assistant says"
-            )
+            lacks = f"{asked[shared:][:40]!r}, which ends the prompt for this message"
+            advice = "give the model a template with {% generation %} around what the assistant says"
+            raise ConfigError(f"the model's chat template writes message {len(messages) + 1} without {lacks}: {advice}")
         return shared
 
     @functools.cached_property
@@ -414,9 +412,8 @@ def _compiled(source: str, mark: bool = False) -> typing.Callable[..., str]:
     def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
-    )
+    options = {"trim_blocks": True, "lstrip_blocks": True, "extensions": [Generation, jinja2.ext.loopcontrols]}
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(**options)
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = refuse
 
@@ -470,11 +467,9 @@ def told_ends(tokenizer: Coder) -> str:
     if not probed.end:
         behind = probed.behind.strip()
         what = f"{behind}, which is no token of this vocabulary," if behind else "no token"
-        return (
-            f"the chat template writes {what} after an answer, so training teaches no end: answers run on until the model "
-            f"says {' or '.join(every)}"
-        )
-    line = " or ".join([f"an answer ends with {every[0]}", *every[1:]])
+        until = f"answers run on until the model says {' or '.join(every)}"
+        return f"the chat template writes {what} after an answer, so training teaches no end: {until}"
+    line = f"an answer ends with {' or '.join(every)}"
     if probed.unsaid:
         line += f"; prompts end with {probed.unsaid!r}, which the examples' answers lack"
     return line

@@ -190,10 +190,8 @@ def _form(record: Mapping[str, typing.Any]) -> str:
     for form, needs in _NEEDS.items():
         if all(any(name in record for name in names) for names in needs):
             return form
-    raise Unfit(
-        f"no known format has the keys {', '.join(sorted(record)) or '(none)'}: known are messages; prompt, response; "
-        "conversations; instruction, output; chosen, rejected (examples.format)"
-    )
+    known = "messages; prompt, response; conversations; instruction, output; chosen, rejected (examples.format)"
+    raise Unfit(f"no known format has the keys {', '.join(sorted(record)) or '(none)'}: known are {known}")
 
 
 def _from_messages(row: Row, name: str = "messages") -> _Said:

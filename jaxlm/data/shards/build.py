@@ -320,11 +320,8 @@ def _planned(
         coder = _tokenizer(settings, sum(part.stats.bytes for part in documents.values()), sample, log)
     log(f"tokenizer: {coder.vocab_size:,} ids ({time.perf_counter() - began:.1f} s)")
     large = {name: part.shuffle.on_disk for name, part in documents.items() if part.stats.bytes > _TASK_BYTES}
-    tasks = [
-        (name, buckets)
-        for name, sizes in large.items()
-        for buckets in _grouped(range(BUCKETS), _TASK_BYTES, sizes.__getitem__)
-    ]
+    groups = {name: _grouped(range(BUCKETS), _TASK_BYTES, sizes.__getitem__) for name, sizes in large.items()}
+    tasks = [(name, buckets) for name, of_source in groups.items() for buckets in of_source]
     if tasks:
         (work / "encoded").mkdir(exist_ok=True)
         files.write_atomically(work / _PLAN, pickle.dumps((coder, tasks)))
@@ -406,10 +403,8 @@ def _tokenizer(settings: BuildSettings, n_bytes: int, sample: Callable[[], Itera
         return vocabulary.train(sample, n_bytes, log, **kinds)
     coder = coders.load(settings.tokenizer_path)
     if settings.vocab_size and coder.vocab_size != settings.vocab_size:
-        raise ConfigError(
-            f"{settings.tokenizer_path} has {coder.vocab_size} ids, not {settings.vocab_size}: set "
-            f"--config.model.vocab_size={coder.vocab_size}, or 0 for the tokenizer's own"
-        )
+        advice = f"set --config.model.vocab_size={coder.vocab_size}, or 0 for the tokenizer's own"
+        raise ConfigError(f"{settings.tokenizer_path} has {coder.vocab_size} ids, not {settings.vocab_size}: {advice}")
     if settings.chat_tokens:
         coder.id_of("<|im_start|>")
     return coder

@@ -58,9 +58,8 @@ def read(root: pathlib.Path) -> tuple[dict, str]:
     except OSError as error:
         if not isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError):
             raise RunError(f"{path} can't be read: {error.strerror}; check the disk or network") from None
-        raise ConfigError(
-            f"no {MANIFEST} in {root}: not a finished data directory; make one with 'jaxlm tokenize' or set data.dir"
-        ) from None
+        unfinished = f"no {MANIFEST} in {root}: not a finished data directory"
+        raise ConfigError(f"{unfinished}; make one with 'jaxlm tokenize' or set data.dir") from None
     try:
         manifest = files.json_of(content, object)
     except ValueError:
@@ -106,11 +105,10 @@ def _mismatch(manifest: dict) -> str:
         for split in SPLITS:
             tokens, shards = source[split]["tokens"], source[split]["shards"]
             records = sum(shard["records"] for shard in shards)
-            if tokens != sum(shard["tokens"] for shard in shards) or records != -(-tokens // block):
-                return (
-                    f"sources.{name}.{split} has {tokens:,} tokens, but its shards have "
-                    f"{sum(shard['tokens'] for shard in shards):,} in {records:,} records of {block:,}"
-                )
+            held = sum(shard["tokens"] for shard in shards)
+            if tokens != held or records != -(-tokens // block):
+                there = f"{held:,} in {records:,} records of {block:,}"
+                return f"sources.{name}.{split} has {tokens:,} tokens, but its shards have {there}"
     return ""
 
 

@@ -60,10 +60,8 @@ def weights_of(listed: Mapping[str, SourceConfig | PrepareSourceConfig], names: 
     if not listed:
         return {name: 1.0 for name in names}
     if missing := [name for name in names if name not in listed]:
-        raise ConfigError(
-            f"the data has the source '{missing[0]}', but the config gives it no weight: add data.sources."
-            f'{missing[0]} = dict(path="", weight=...) to the config, 0 to leave it out'
-        )
+        advice = f'add data.sources.{missing[0]} = dict(path="", weight=...) to the config, 0 to leave it out'
+        raise ConfigError(f"the data has the source '{missing[0]}', but the config gives it no weight: {advice}")
     return {name: listed[name].weight for name in names}
 
 

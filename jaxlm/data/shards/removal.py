@@ -101,8 +101,7 @@ def places(data: DataDir, keys: set[lists.Key]) -> dict[tuple[str, str], list[tu
                 missing.discard(key)
     if missing:
         first = min(missing)
-        raise ConfigError(
-            f"not in {data.path} with this text: {len(missing)} of the list's {several(len(keys), 'document')}, first "
-            f"{first[2]} of {first[0]}: nothing was removed; make the list of this data by jaxlm trace"
-        )
+        lost = f"{len(missing)} of the list's {several(len(keys), 'document')}, first {first[2]} of {first[0]}"
+        advice = "nothing was removed; make the list of this data by jaxlm trace"
+        raise ConfigError(f"not in {data.path} with this text: {lost}: {advice}")
     return places

@@ -6,7 +6,6 @@ byte-fallback (Llama 2, Mistral) writes a space as U+2581, and bytes without a p
 
 import functools
 import hashlib
-import itertools
 import json
 import pathlib
 import re
@@ -44,9 +43,8 @@ class HfTokenizer(_Imported, Ids):
         self.sha256 = _sha256(files, JSON)
         self._tokenizer, spec = _open(files[JSON])
         self._raw_bytes = _raw_bytes(spec)
-        self.controls = {
-            added["content"]: added["id"] for added in spec.get("added_tokens") or () if added.get("special")
-        }
+        added = spec.get("added_tokens") or ()
+        self.controls = {token["content"]: token["id"] for token in added if token.get("special")}
         self.vocab_size = len(self._raw_bytes)
         self.eos_id, self.bos_id, self.opening, self.separator_id, self.ends = _ids(files, self.vocab_size)
         self._tokenizer.encode_special_tokens = True  # a text that spells a control token is ordinary text
@@ -63,17 +61,11 @@ class HfTokenizer(_Imported, Ids):
         return self._encode_marked_batch([text])[0].tolist()
 
     def encode_cut(self, texts: Sequence[str], cuts: Sequence[Sequence[int]]) -> list[tuple[np.ndarray, np.ndarray]]:
-        behind = [self._behind_controls(text) for text in texts]
-        heads = [
-            [text[:cut] for cut in cuts_ if cut not in ends]
-            for text, cuts_, ends in zip(texts, cuts, behind, strict=True)
-        ]
-        asked = list(dict.fromkeys([*texts, *itertools.chain.from_iterable(heads)]))
+        parts = [*zip(texts, cuts, map(self._behind_controls, texts), strict=True)]
+        heads = (text[:cut] for text, places, ends in parts for cut in places if cut not in ends)
+        asked = list(dict.fromkeys([*texts, *heads]))
         ids = dict(zip(asked, self._encode_marked_batch(asked), strict=True))
-        return [
-            (ids[text], self._in_front(text, places, ends, ids))
-            for text, places, ends in zip(texts, cuts, behind, strict=True)
-        ]
+        return [(ids[text], self._in_front(text, places, ends, ids)) for text, places, ends in parts]
 
     def _behind_controls(self, text: str) -> dict[int, int]:
         """Returns control token's end -> number of control tokens up to it. A cut at such an end needs no encoding."""
@@ -266,11 +258,9 @@ def _raw_bytes(spec: dict) -> list[bytes]:
     elif decoder & {"ByteFallback", "Metaspace", "Replace"}:
         raw_of = _with_spaces
     else:
-        kind = spec["model"].get("type", "unknown")
-        raise ConfigError(
-            f"{JSON} is of a kind that is not supported ({kind} with the decoder {', '.join(sorted(decoder)) or 'none'}): "
-            "only byte-level and byte-fallback vocabularies are"
-        )
+        kind = f"{spec['model'].get('type', 'unknown')} with the decoder {', '.join(sorted(decoder)) or 'none'}"
+        known = "only byte-level and byte-fallback vocabularies are"
+        raise ConfigError(f"{JSON} is of a kind that is not supported ({kind}): {known}")
     pieces = {i: raw_of(piece) for piece, i in _vocabulary(spec).items()}
     unknown = spec["model"].get("unk_token")
     if isinstance(unknown, str) and unknown in _vocabulary(spec):
