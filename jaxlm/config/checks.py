@@ -31,8 +31,7 @@ def odd(m: schema.ModelConfig) -> Iterator[str]:
 
 def _problems(c: schema.Config) -> Iterator[str]:
     yield from _of_model(c.model, c.train)
-    yield from _of_training(c.train, c.optim)
-    yield from _of_rules(c.program, c.optim)
+    yield from _of_training(c.program, c.train, c.optim)
     yield from _of_data(c.data, c.prepare)
     yield from _of_final(c)
     if c.profile.window and not 1 <= c.profile.window[0] <= c.profile.window[1] <= c.train.steps:
@@ -75,7 +74,7 @@ def _of_model(m: schema.ModelConfig, t: schema.TrainConfig) -> Iterator[str]:
         yield f"model.rope.scaling=llama3 needs {factors}, both and original_max_len above 0"
 
 
-def _of_training(t: schema.TrainConfig, o: schema.OptimConfig) -> Iterator[str]:
+def _of_training(program: str, t: schema.TrainConfig, o: schema.OptimConfig) -> Iterator[str]:
     if t.microbatch_size != -1 and t.batch_size % t.microbatch_size:
         yield f"train.batch_size={t.batch_size} is not divisible by train.microbatch_size={t.microbatch_size}"
     warmup = f"optim.warmup_steps={o.warmup_steps} is not shorter than"
@@ -88,8 +87,6 @@ def _of_training(t: schema.TrainConfig, o: schema.OptimConfig) -> Iterator[str]:
     if o.mu_dtype != "float32" and o.name not in ("adamw", "muon"):
         yield f"optim.mu_dtype={o.mu_dtype} is for adamw and muon: for optim.name={o.name} set it back to float32"
 
-
-def _of_rules(program: str, o: schema.OptimConfig) -> Iterator[str]:
     for value, key in schema.BY_RULE.items() if program != "pretrain" else ():
         if not getattr(o, value):
             yield f"optim.{key}=0 is by the rule for pretraining, and there is none for {program}: give config.optim.{key}"

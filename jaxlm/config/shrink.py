@@ -99,9 +99,6 @@ def _data(d: DataConfig) -> dict[str, object]:
 
 
 def _phase(phase: PhaseConfig) -> PhaseConfig:
-    return dataclasses.replace(
-        phase,
-        steps=max(_over(phase.steps), LEAST_STEPS) if phase.steps else 0,
-        tokens=max(_over(phase.tokens), LEAST_STEPS * ROWS * TOKENS) if phase.tokens else 0,
-        usd=phase.usd / BY,
-    )
+    steps = max(_over(phase.steps), LEAST_STEPS) if phase.steps else 0
+    tokens = max(_over(phase.tokens), LEAST_STEPS * ROWS * TOKENS) if phase.tokens else 0
+    return dataclasses.replace(phase, steps=steps, tokens=tokens, usd=phase.usd / BY)

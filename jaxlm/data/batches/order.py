@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 
 from jaxlm.config import ConfigError
 from jaxlm.data.shards import mixture
-from jaxlm.data.shards.mixture import Windows, merge_windows
 from jaxlm.data.tokenizer.coder import Encoded
 
 _FINAL = {"final": "data.final.weights", "final_share": "data.final.share"}
@@ -27,10 +26,10 @@ class Order:
     """
 
     data: Encoded
-    passed_over: Windows  # to skip, (first, last) from 1; may grow after a run's last step
+    passed_over: mixture.Windows  # to skip, (first, last) from 1; may grow after a run's last step
 
     def __post_init__(self):
-        object.__setattr__(self, "passed_over", merge_windows(self.passed_over))
+        object.__setattr__(self, "passed_over", mixture.merge_windows(self.passed_over))
 
     def parts(self) -> dict[str, str]:
         """Returns name -> value of all that decides the batches but the skipped windows, which may grow at a rollback."""
@@ -59,7 +58,7 @@ class Order:
         """Returns the number of a step's batch, both from 1: `step` itself if nothing is skipped; 0 for step 0."""
         return mixture.batch_number(step, self.passed_over)
 
-    def passing_over(self, windows: Windows) -> typing.Self:
+    def passing_over(self, windows: mixture.Windows) -> typing.Self:
         """Returns the same order, which skips the batches in these windows and no others."""
         return dataclasses.replace(self, passed_over=tuple(windows))
 
@@ -83,7 +82,7 @@ def check_fingerprint(
     may change the final mixture, and begin to do without documents, under the same condition.
     """
     names = {key: key for key in current if key != "sha256" and not key.startswith(("final", "without"))}
-    trained = mixture.batch_number(done, windows := merge_windows(passed_over))
+    trained = mixture.batch_number(done, windows := mixture.merge_windows(passed_over))
     if not branch:
         names |= _FINAL
     if not branch or "without" in saved or trained >= float(current.get("without_batch", 0)):

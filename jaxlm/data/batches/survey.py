@@ -18,7 +18,6 @@ from jaxlm.corpus.stages import registry
 from jaxlm.corpus.stages.decontaminate import Decontaminate
 from jaxlm.corpus.stages.junk_patterns import GROUPS
 from jaxlm.data.batches import encoded
-from jaxlm.data.batches.encoded import Masked
 from jaxlm.data.chats import masks
 from jaxlm.data.chats.examples import Example, Pair
 from jaxlm.data.chats.records import ASSISTANT, Messages
@@ -58,7 +57,7 @@ class Survey:
         self._seen: dict[bytes, str] = {}  # content -> where it was first
         self._asks: collections.Counter[int] = collections.Counter()
 
-    def see(self, one: Example, sides: Sequence[Masked]) -> None:
+    def see(self, one: Example, sides: Sequence[encoded.Masked]) -> None:
         """Takes in an example and its segments."""
         self._examples += 1
         self._lengths(one, sides)
@@ -75,7 +74,7 @@ class Survey:
         if isinstance(one, Pair):
             self._pair(one)
 
-    def _lengths(self, one: Example, sides: Sequence[Masked]) -> None:
+    def _lengths(self, one: Example, sides: Sequence[encoded.Masked]) -> None:
         for side in sides:
             counts = side.kinds != masks.GIVEN
             self._asked.append(int(counts.argmax()))

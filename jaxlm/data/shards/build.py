@@ -37,7 +37,6 @@ from jaxlm.data.tokenizer import ids as ids_lib
 from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.data.tokenizer.train import train_tokenizer
 from jaxlm.host import console, files
-from jaxlm.host.console import Say
 
 _WORK = ".tokenize"  # in the data directory, while it is made
 _READ_MARK, _PLAN = "read.pickle", "plan.pickle"
@@ -92,7 +91,7 @@ def build_data(
     read: Reader | None = None,
     recipe_extra: Mapping[str, str] | None = None,
     engine: Engine | None = None,
-    log: Say = print,
+    log: console.Say = print,
 ) -> shards.DataDir:
     """Makes a data directory and opens it; only opens it if the same recipe made it already.
 
@@ -248,7 +247,7 @@ def _build(
     settings: BuildSettings,
     read: Reader,
     engine: Engine,
-    log: Say,
+    log: console.Say,
 ) -> dict:
     """Writes all files except the manifest, and returns the manifest."""
     documents: dict[str, _Documents] = {}
@@ -308,7 +307,7 @@ def _planned(
     source_list: Sequence[Source],
     documents: Mapping[str, _Documents],
     settings: BuildSettings,
-    log: Say,
+    log: console.Say,
 ) -> tuple[Coder, list[tuple[str, list[int]]]]:
     """Returns (the tokenizer, (source, buckets) of each task); if there are tasks, also saves this for them."""
     if (work / _PLAN).is_file():
@@ -395,7 +394,7 @@ def _sample(documents: Mapping[str, _Documents], shares: Mapping[str, float], se
                 left -= len(raw)
 
 
-def _tokenizer(settings: BuildSettings, n_bytes: int, sample: Callable[[], Iterator[str]], log: Say) -> Coder:
+def _tokenizer(settings: BuildSettings, n_bytes: int, sample: Callable[[], Iterator[str]], log: console.Say) -> Coder:
     if settings.tokenizer_path is None:
         kinds = {"chat_tokens": settings.chat_tokens, "model_type": settings.tokenizer_model}
         if settings.vocab_size:

@@ -10,7 +10,6 @@ from jaxlm.data.tokenizer import coder
 from jaxlm.data.tokenizer.ours import Tokenizer
 from jaxlm.data.tokenizer.train import VocabularyTooLarge, train_tokenizer
 from jaxlm.host import console
-from jaxlm.host.console import Say
 
 LEAST, MOST = 1024, 32_768
 BYTES_PER_ID = 1000
@@ -22,7 +21,7 @@ def choose(n_bytes: int) -> int:
 
 
 def train(
-    sample: Callable[[], Iterable[str]], n_bytes: int, say: Say, *, chat_tokens: bool, model_type: str
+    sample: Callable[[], Iterable[str]], n_bytes: int, say: console.Say, *, chat_tokens: bool, model_type: str
 ) -> Tokenizer:
     """Trains a tokenizer on a sample of `n_bytes` of text, of the size by `choose` or the largest that the sample supports."""
     size = choose(n_bytes)
@@ -48,7 +47,7 @@ def required(config: Config) -> int:
     return 0 if config.origin else config.model.vocab_size
 
 
-def assumed(config: Config, say: Say) -> Config:
+def assumed(config: Config, say: console.Say) -> Config:
     """Returns the config with a size and says why: the data's, the tokenizer's, what would be chosen, or the largest."""
     if config.model.vocab_size:
         return config
