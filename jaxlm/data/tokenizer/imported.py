@@ -29,6 +29,16 @@ _MISSING = f"this model has a tokenizer.json, which needs the library tokenizers
 
 
 class _Imported:
+    def _identify(self, files: Mapping[str, bytes], name: str) -> None:
+        """Reads what the files say of ids; the last step of `__init__`. `name`: the vocabulary's file."""
+        self.files, self.sha256 = dict(files), _sha256(files, name)
+        self.eos_id, self.bos_id, self.opening, self.separator_id, self.ends = _ids(files, self.vocab_size)
+        self._prefix, raw = b"", self.piece_bytes()  # the space that the tokenizer puts in front of every text
+        self._prefix = b" " if b"".join(raw[i] for i in self.encode("a")) == b" a" else b""
+
+    def __reduce__(self):
+        return type(self), (self.files,)
+
     def decode(self, ids: Iterable[int], follows: bool = False) -> str:
         """Ids beyond the vocabulary, which a longer embedding may give, become nothing."""
         raw = b"".join([self._raw_bytes[int(i)] for i in ids if int(i) < self.vocab_size])
@@ -39,19 +49,13 @@ class HfTokenizer(_Imported, Ids):
     """A tokenizer.json, with the interface of `Tokenizer`."""
 
     def __init__(self, files: Mapping[str, bytes]):
-        self.files = dict(files)
-        self.sha256 = _sha256(files, JSON)
         self._tokenizer, spec = _open(files[JSON])
         self._raw_bytes = _raw_bytes(spec)
         added = spec.get("added_tokens") or ()
         self.controls = {token["content"]: token["id"] for token in added if token.get("special")}
         self.vocab_size = len(self._raw_bytes)
-        self.eos_id, self.bos_id, self.opening, self.separator_id, self.ends = _ids(files, self.vocab_size)
         self._tokenizer.encode_special_tokens = True  # a text that spells a control token is ordinary text
-        self._prefix = _prefix(self)
-
-    def __reduce__(self):
-        return HfTokenizer, (self.files,)
+        self._identify(files, JSON)
 
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(_sound(text), add_special_tokens=False).ids
@@ -115,14 +119,7 @@ class HfSentencePiece(_Imported, Tokenizer):
 
     def __init__(self, files: Mapping[str, bytes]):
         super().__init__(files[MODEL])
-        self.files = dict(files)
-        self.sha256 = _sha256(files, MODEL)
-        self.eos_id, self.bos_id, self.opening, self.separator_id, self.ends = _ids(files, self.vocab_size)
-        self._prefix = b""
-        self._prefix = _prefix(self)
-
-    def __reduce__(self):
-        return HfSentencePiece, (self.files,)
+        self._identify(files, MODEL)
 
     def _split(self, text: str) -> Iterator[str | None]:
         """Does not split for a model that puts a space in front of every text: it would put one in front of every part."""
@@ -229,12 +226,6 @@ def _sha256(files: Mapping[str, bytes], name: str) -> str:
 
 def _sound(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
-
-
-def _prefix(tokenizer: HfTokenizer | HfSentencePiece) -> bytes:
-    """Returns the space that the tokenizer puts in front of every text, or b"" if it puts none."""
-    raw = tokenizer.piece_bytes()
-    return b" " if b"".join(raw[i] for i in tokenizer.encode("a")) == b" a" else b""
 
 
 def _kinds(part: object) -> set[str]:
