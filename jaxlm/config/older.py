@@ -50,33 +50,24 @@ _SETTINGS: dict[str, dict[str, object]] = {
 _INSTEAD = _GONE | {name: meaning for name, (_, meaning) in _FIXED.items()}
 for _stage, _settings in _SETTINGS.items():
     _INSTEAD |= {f"prepare.stages.{_stage}.{key}": f"it is {value}" for key, value in _settings.items()}
+_EMAILS = [
+    r".*@([\w-]+\.)*example\.(com|org|net|edu)",
+    r"(git|hg|svn|no-?reply|do-?not-?reply)@.*",
+    r".*@users\.noreply\.github\.com",
+]
+_JUNK = ["annotation", "chat_tokens"]
 # Settings of stages -> (older, newer) defaults, also those of recipes for folders. Data that the older ones prepared stays.
 CHANGED: dict[str, dict[str, tuple[tuple[object, object], ...]]] = {
     "pii": {
         "kinds": ((["secret", "email", "iban", "card", "ssn", "ip", "phone"], list(PiiSettings().kinds)),),
-        "keep_emails": (
-            (
-                [
-                    r".*@([\w-]+\.)*example\.(com|org|net|edu)",
-                    r"(git|hg|svn|no-?reply|do-?not-?reply)@.*",
-                    r".*@users\.noreply\.github\.com",
-                ],
-                list(PiiSettings().keep_emails),
-            ),
-        ),
+        "keep_emails": ((_EMAILS, list(PiiSettings().keep_emails)),),
     },
     "lines": {"max_removed": ((0.5, 1.0),)},
     "near": {"threshold": ((0.6, 0.8),)},
     "junk": {
         "patterns": (
-            (["annotation", "chat_tokens"], ["annotation", "chat_tokens", "log_run", "blob"]),
-            (
-                ["annotation", "chat_tokens"],
-                [
-                    *("annotation", "chat_tokens", "unk", "lorem", "assistant", "log", "blob"),
-                    *("invisible", "homoglyph", "mojibake"),
-                ],
-            ),
+            (_JUNK, [*_JUNK, "log_run", "blob"]),
+            (_JUNK, [*_JUNK, "unk", "lorem", "assistant", "log", "blob", "invisible", "homoglyph", "mojibake"]),
         )
     },
 }

@@ -196,10 +196,8 @@ class Rows(Order):
             for k, r in zip(source.tolist(), row.tolist(), strict=True):
                 shard = self.streams[k].shard(r * self.seq_len)
                 entries[shard["file"]] = shard
-        for split in SPLITS:
-            for name in self.plan.names:
-                for shard in self.data.entry(name, split)["shards"]:
-                    entries.setdefault(shard["file"], shard)
+        streams = (self.data.entry(name, split) for split in SPLITS for name in self.plan.names)
+        entries |= {shard["file"]: shard for stream in streams for shard in stream["shards"]}
         return list(entries.values())
 
     def places(self, step: int) -> list[str]:

@@ -23,9 +23,7 @@ import re
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-import jinja2
 import jinja2.ext
-import jinja2.nodes
 import jinja2.sandbox
 
 from jaxlm.config import CHAT_TOKENS, ConfigError

@@ -13,7 +13,6 @@ A file is .jsonl, .json (either perhaps .gz or .zst) or .parquet.
 """
 
 import dataclasses
-import functools
 import re
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -278,7 +277,7 @@ def _parted(chosen: Messages, rejected: Messages, row: Row) -> _Said:
 _FORMATS: dict[str, Callable[[Row], _Said]] = {
     "messages": _from_messages,
     "prompt": _from_prompt,
-    "sharegpt": functools.partial(_from_messages, name="conversations"),
+    "sharegpt": lambda row: _from_messages(row, "conversations"),
     "alpaca": _from_alpaca,
     "hh": _from_hh,
     "pairs": _from_pairs,

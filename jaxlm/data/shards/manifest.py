@@ -55,11 +55,11 @@ def read(root: pathlib.Path) -> tuple[dict, str]:
     path = root / MANIFEST
     try:
         content = path.read_bytes()
-    except OSError as error:
-        if not isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError):
-            raise RunError(f"{path} can't be read: {error.strerror}; check the disk or network") from None
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         unfinished = f"no {MANIFEST} in {root}: not a finished data directory"
         raise ConfigError(f"{unfinished}; make one with 'jaxlm tokenize' or set data.dir") from None
+    except OSError as error:
+        raise RunError(f"{path} can't be read: {error.strerror}; check the disk or network") from None
     try:
         manifest = files.json_of(content, object)
     except ValueError:
