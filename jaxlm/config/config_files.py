@@ -218,11 +218,12 @@ def apply_override(config: config_dict.ConfigDict, override: str) -> None:
     key, sep, value = override.partition("=")
     older.admit(config, key, value)
     *sections, name = key.split(".")
-    with config.unlocked():
-        match sections:
-            case ["data", "final", "weights"] if name and name not in config.data.final.weights:
+    match sections:
+        case ["data", "final", "weights"] if name and name not in config.data.final.weights:
+            with config.unlocked():
                 config.data.final.weights[name] = 0.0
-            case ["phases", "plan", phase] if phase not in config.phases.plan:
+        case ["phases", "plan", phase] if phase not in config.phases.plan:
+            with config.unlocked():
                 config.phases.plan[phase] = dataclasses.asdict(PhaseConfig())
     owner = value_of(config, sections)
     if not isinstance(owner, config_dict.ConfigDict) or name not in owner:

@@ -122,12 +122,15 @@ def admit(config: config_dict.ConfigDict, key: str, value: str) -> None:
     """
     _check_known(key, value)
     _refuse(key)
-    with config.unlocked():
-        if any(key.startswith(f"prepare.stages.{name}.") and name not in config.prepare.stages for name in STAGES):
+    if any(key.startswith(f"prepare.stages.{name}.") and name not in config.prepare.stages for name in STAGES):
+        with config.unlocked():
             add_stages(config.prepare.stages)
+    if key not in (_BATCHES, "eval.max_mb", "eval.max_examples"):
+        return
+    with config.unlocked():
         if key == _BATCHES:
             config.eval.max_batches = 0
-        elif key in ("eval.max_mb", "eval.max_examples"):
+        else:
             config.eval.older_batches = ()
             if "max_batches" in config.eval:
                 del config.eval["max_batches"]

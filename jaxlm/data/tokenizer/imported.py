@@ -62,7 +62,9 @@ class HfTokenizer(_Imported, Ids):
 
     def encode_marked(self, text: str) -> list[int]:
         """Lets the library split at control tokens, since it handles spaces there; splits only texts with a GUARD itself."""
-        return self._encode_marked_batch([text])[0].tolist()
+        if GUARD in text:
+            return encode_marked(self, text)
+        return self._marking.encode(_sound(text), add_special_tokens=False).ids
 
     def encode_cut(self, texts: Sequence[str], cuts: Sequence[Sequence[int]]) -> list[tuple[np.ndarray, np.ndarray]]:
         parts = [*zip(texts, cuts, map(self._behind_controls, texts), strict=True)]
