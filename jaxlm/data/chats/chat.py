@@ -46,29 +46,22 @@ Messages = Sequence[Mapping[str, typing.Any]]
 Tools = Sequence[typing.Any] | None
 
 
-def _turns(begin: str, content: str, behind: str, asked: str) -> str:
-    """Returns a template that writes `begin`, `content`, `behind` for each message, and marks the assistant's `content`."""
-    return (
-        "{% for message in messages %}" + begin + "{% if message['role'] == 'assistant' %}"
-        "{% generation %}" + content + "{% endgeneration %}"
-        "{% else %}" + content + "{% endif %}" + behind + "{% endfor %}"
-        "{% if add_generation_prompt %}" + asked + "{% endif %}"
-    )
-
-
 # For imported models without a template (`examples.template`); the opening is put in front, and EOS filled in.
 TEMPLATES = {
-    "chatml": _turns(
-        "{{ '<|im_start|>' + message['role'] + '\\n' }}",
-        "{{ message['content'] + '<|im_end|>' }}",
-        "{{ '\\n' }}",
-        "{{ '<|im_start|>assistant\\n' }}",
+    "chatml": (
+        "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+        "{% if message['role'] == 'assistant' %}"
+        "{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}"
+        "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
     ),
-    "plain": _turns(
-        "{{ message['role'] | capitalize + ':' }}",
-        "{{ ' ' + message['content'] + (EOS if message['role'] == 'assistant' else '') }}",
-        "{{ '\\n\\n' }}",
-        "{{ 'Assistant:' }}",
+    "plain": (
+        "{% for message in messages %}{{ message['role'] | capitalize + ':' }}"
+        "{% if message['role'] == 'assistant' %}"
+        "{% generation %}{{ ' ' + message['content'] + (EOS if message['role'] == 'assistant' else '') }}{% endgeneration %}"
+        "{% else %}{{ ' ' + message['content'] + (EOS if message['role'] == 'assistant' else '') }}{% endif %}"
+        "{{ '\\n\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
     ),
 }
 TEMPLATE = (
