@@ -68,7 +68,7 @@ def ended(run: pathlib.Path, chats: pathlib.Path) -> dict[str, float]:
     c = config_lib.resolve(config_files.from_run(run / "config.json"))
     restored = model.restore(c, "latest")
     rows = [json.loads(line)["messages"] for line in chats.read_text("utf-8").splitlines()]
-    tokenizer, end = restored.tokenizer, chat.end_id(restored.tokenizer)
+    tokenizer, end = restored.tokenizer, restored.tokenizer.find(chat.END)
     if end is None:
         return {}
     sample = dataclasses.replace(c.sample, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=LENGTH)

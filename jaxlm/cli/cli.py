@@ -197,7 +197,7 @@ def _sweep(name: str, args: argparse.Namespace, overrides: list[str], several: d
 
     def arm(more: Sequence[str]) -> tuple[dict[str, str], config_lib.Config]:
         config = _settled(name, args.config, [*overrides, *more], lambda line: None)
-        return {key: str(swept.value_of(config, key)) for key in several}, config_lib.resolve(config)
+        return {key: str(config_files.value_of(config, key.split("."))) for key in several}, config_lib.resolve(config)
 
     args.arm, args.own = arm, arm([])[0]
     made = list(map(arm, swept.combined(several, args.one_at_a_time)))

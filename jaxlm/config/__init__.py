@@ -8,12 +8,11 @@ from jaxlm.config.build import build, nearest, nearest_key
 from jaxlm.config.checks import final_weights
 from jaxlm.config.corpora import DataConfig, PrepareConfig, PrepareSourceConfig, SourceConfig
 from jaxlm.config.posttraining import AdapterConfig, DpoConfig, ExamplesConfig, RewardConfig
-from jaxlm.config.resolve import resolve, to_json, with_keys
+from jaxlm.config.resolve import resolve, to_json
 from jaxlm.config.schema import (
     BY_RULE,
     CHAT_TOKENS,
     GROWS,
-    MATRICES,
     ROWS,
     CheckpointConfig,
     Config,
@@ -34,5 +33,6 @@ from jaxlm.config.schema import (
     StabilityConfig,
     StopConfig,
     TrainConfig,
+    with_keys,
 )
 from jaxlm.host.errors import ConfigError, RunError, optional, pip_install

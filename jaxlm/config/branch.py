@@ -22,9 +22,7 @@ def config(args: argparse.Namespace, overrides: Sequence[str]) -> config_dict.Co
     """
     if not args.branch:
         if args.steps:
-            raise ConfigError(
-                f"--steps is for --branch=decay; did you mean --config.train.steps? (--steps={args.steps})"
-            )
+            raise ConfigError(f"--steps={args.steps} is for --branch=decay; did you mean --config.train.steps?")
         return None
     option, usage = f"--branch={args.branch}", "jaxlm train RUN --branch=decay --steps=N"
     return decay(config_files.run_named(args.config, option, usage), args.steps, args.checkpoint, overrides)
@@ -86,12 +84,8 @@ def finished(config: config_dict.ConfigDict, run: pathlib.Path, overrides: Seque
         there = config_files.from_run(folder / "config.json")
         if (there.origin, there.origin_checkpoint) != (config.origin, config.origin_checkpoint):
             raise ConfigError(f"{folder} holds another run: give another --config.workdir")
-        if there.train.steps != config.train.steps:
-            step = int(config.origin_checkpoint) if config.origin_state else 0
-            raise ConfigError(
-                f"{folder} holds a branch of {there.train.steps - step} steps, not of {config.train.steps - step}: give "
-                "another --config.workdir"
-            )
+        if (was := there.train.steps) != (now := config.train.steps):
+            raise ConfigError(f"{folder} holds a branch to step {was:,}, not to {now:,}: give another --config.workdir")
     return config
 
 

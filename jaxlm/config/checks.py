@@ -5,34 +5,23 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
+from jaxlm.config import schema
 from jaxlm.config.build import nearest
 from jaxlm.config.corpora import DataConfig, PrepareConfig
 from jaxlm.config.posttraining import AdapterConfig, DpoConfig
-from jaxlm.config.schema import (
-    BY_RULE,
-    GROWS,
-    MATRICES,
-    CheckpointConfig,
-    Config,
-    ModelConfig,
-    OptimConfig,
-    PhasesConfig,
-    RunsConfig,
-    TrainConfig,
-)
 from jaxlm.host.errors import ConfigError
 
 _D_FF = 1.5, 6.0  # times d_model
 _NAME = re.compile(r"[A-Za-z0-9_-]+")  # the name of a source or a phase
 
 
-def validate(c: Config) -> None:
+def validate(c: schema.Config) -> None:
     """Raises ConfigError if keys contradict each other. Called before anything is read or compiled."""
     for problem in _problems(c):
         raise ConfigError(problem)
 
 
-def odd(m: ModelConfig) -> Iterator[str]:
+def odd(m: schema.ModelConfig) -> Iterator[str]:
     """Yields notes on shapes that can be trained, but that no published model has."""
     if m.head_dim % 8:
         yield f"model.head_dim={m.head_dim} is no multiple of 8: GPUs take the slow attention; 64 or 128 are usual"
@@ -40,17 +29,13 @@ def odd(m: ModelConfig) -> Iterator[str]:
         yield f"model.d_ff={m.d_ff} is {m.d_ff / m.d_model:.2g} times model.d_model={m.d_model}; 2 to 4 times are usual"
 
 
-def _problems(c: Config) -> Iterator[str]:
+def _problems(c: schema.Config) -> Iterator[str]:
     yield from _of_model(c.model, c.train)
-    yield from _of_training(c.train, c.optim)
-    yield from _of_rules(c.program, c.optim)
+    yield from _of_training(c.program, c.train, c.optim)
     yield from _of_data(c.data, c.prepare)
     yield from _of_final(c)
     if c.profile.window and not 1 <= c.profile.window[0] <= c.profile.window[1] <= c.train.steps:
-        yield (
-            f"config.profile.steps={c.profile.steps}: the first step must be at least 1, the last at least the first and "
-            f"at most train.steps={c.train.steps}"
-        )
+        yield f"config.profile.steps={c.profile.steps} must be A:B with 1 <= A <= B <= train.steps={c.train.steps}"
     yield from _of_phases(c.phases)
     if c.origin_state and not c.origin:
         yield "origin_state=True needs config.origin, the folder of the run to branch from"
@@ -67,18 +52,14 @@ def _problems(c: Config) -> Iterator[str]:
     if c.program in ("ppo", "grpo"):
         yield from _of_rollouts(c)
     if c.checkpoint.best_metric.startswith("eval/") and not c.eval.tasks:
-        metric = c.checkpoint.best_metric
-        yield f"config.checkpoint.best_metric={metric} is of a benchmark, but config.eval.tasks is empty"
+        yield f"checkpoint.best_metric={c.checkpoint.best_metric} is of a benchmark, but config.eval.tasks is empty"
 
 
-def _of_model(m: ModelConfig, t: TrainConfig) -> Iterator[str]:
+def _of_model(m: schema.ModelConfig, t: schema.TrainConfig) -> Iterator[str]:
     if m.head_dim <= 0:
         yield f"model.d_model={m.d_model} is not divisible by model.n_heads={m.n_heads}; set model.head_dim"
     if m.n_heads % m.n_kv_heads:
-        yield (
-            f"model.n_heads={m.n_heads} is not divisible by model.n_kv_heads={m.n_kv_heads}; each key-value head serves a "
-            "whole number of query heads"
-        )
+        yield f"model.n_heads={m.n_heads} is not divisible by model.n_kv_heads={m.n_kv_heads}: heads share them evenly"
     if m.family == "llama" and m.head_dim % 2:
         yield f"model.head_dim={m.head_dim} must be even for RoPE"
     if m.family == "gpt2" and m.n_kv_heads != m.n_heads:
@@ -89,13 +70,11 @@ def _of_model(m: ModelConfig, t: TrainConfig) -> Iterator[str]:
         yield f"train.seq_len={t.seq_len} is longer than model.max_seq_len={m.max_seq_len}, the learned positions"
     rope = m.rope
     if rope.scaling == "llama3" and not rope.high_freq_factor > rope.low_freq_factor > 0 < rope.original_max_len:
-        yield (
-            f"model.rope.scaling=llama3 needs high_freq_factor={rope.high_freq_factor} above low_freq_factor="
-            f"{rope.low_freq_factor}, both and original_max_len above 0"
-        )
+        factors = f"high_freq_factor={rope.high_freq_factor} above low_freq_factor={rope.low_freq_factor}"
+        yield f"model.rope.scaling=llama3 needs {factors}, both and original_max_len above 0"
 
 
-def _of_training(t: TrainConfig, o: OptimConfig) -> Iterator[str]:
+def _of_training(program: str, t: schema.TrainConfig, o: schema.OptimConfig) -> Iterator[str]:
     if t.microbatch_size != -1 and t.batch_size % t.microbatch_size:
         yield f"train.batch_size={t.batch_size} is not divisible by train.microbatch_size={t.microbatch_size}"
     warmup = f"optim.warmup_steps={o.warmup_steps} is not shorter than"
@@ -106,21 +85,18 @@ def _of_training(t: TrainConfig, o: OptimConfig) -> Iterator[str]:
     if o.decay_at_step >= t.steps:
         yield f"optim.decay_at_step={o.decay_at_step} is not before the last step, train.steps={t.steps}"
     if o.mu_dtype != "float32" and o.name not in ("adamw", "muon"):
-        own = f"optim.name={o.name} has its own dtype: set optim.mu_dtype back to float32"
-        yield f"config.optim.mu_dtype={o.mu_dtype} is for adamw and muon; {own}"
+        yield f"optim.mu_dtype={o.mu_dtype} is for adamw and muon: for optim.name={o.name} set it back to float32"
 
-
-def _of_rules(program: str, o: OptimConfig) -> Iterator[str]:
-    for value, key in BY_RULE.items() if program != "pretrain" else ():
+    for value, key in schema.BY_RULE.items() if program != "pretrain" else ():
         if not getattr(o, value):
             yield f"optim.{key}=0 is by the rule for pretraining, and there is none for {program}: give config.optim.{key}"
-    if len(o.grown_from) not in (0, len(GROWS)):
-        yield f"optim.grown_from={o.grown_from}: leave it to jaxlm grow, which writes ({', '.join(GROWS)})"
+    if len(o.grown_from) not in (0, len(schema.GROWS)):
+        yield f"optim.grown_from={o.grown_from}: leave it to jaxlm grow, which writes ({', '.join(schema.GROWS)})"
     if len(o.times) < len(o.rates):
         yield f"config.optim.rates={o.rates!r} has a pattern twice"
     for pattern, times in o.times.items():
-        if not float(times.rstrip("^")) and pattern != MATRICES:
-            yield f"config.optim.rates: 0 is by rule, which the line {MATRICES} alone can be: give {pattern} a number above 0"
+        if not float(times.rstrip("^")) and pattern != schema.MATRICES:
+            yield f"optim.rates: 0 is by rule, which the line {schema.MATRICES} alone can be: give {pattern} a number above 0"
 
 
 def _of_data(d: DataConfig, p: PrepareConfig) -> Iterator[str]:
@@ -133,27 +109,22 @@ def _of_data(d: DataConfig, p: PrepareConfig) -> Iterator[str]:
         yield "a source can't be called target: the mismatch report uses that name for prepare.target"
     empty = [name for name, source in d.sources.items() if not source.path]
     if len(empty) not in (0, len(d.sources)):
-        why = "an empty path means that the data is in data.dir"
-        yield f"data.sources.{empty[:1]} has no path while others have one: {why}"
+        yield f"data.sources.{empty[:1]} has no path, which means that it is in data.dir, while others have one"
     if d.sources and not sum(source.weight for source in d.sources.values()) > 0:
         yield "every weight in data.sources is 0: nothing to train on"
 
 
-def _of_final(c: Config) -> Iterator[str]:
+def _of_final(c: schema.Config) -> Iterator[str]:
     d = c.data
     named = ", ".join(d.final.weights)
     if d.final.share and not named:
-        yield (
-            f"data.final.share={d.final.share} needs data.final.weights: --config.data.final.weights.NAME=WEIGHT for each "
-            "source whose weight changes"
-        )
+        yield f"data.final.share={d.final.share} needs data.final.weights: --config.data.final.weights.NAME=WEIGHT"
     if named and not d.final.share and not c.optim.decay_at_step:
         yield f"data.final.weights ({named}) has no steps: set data.final.share, such as 0.2 for the last fifth of them"
     if d.without and c.program != "pretrain":
         yield f"data.without={d.without} is for pretraining; program={c.program} reads no documents: remove it"
     if named and c.program != "pretrain":
-        why = f"program={c.program} has no mixture of sources: remove it"
-        yield f"data.final.weights ({named}) is for pretraining; {why}"
+        yield f"data.final.weights ({named}) is for pretraining; program={c.program} has no mixture: remove it"
     listed = d.sources or c.prepare.sources
     if any(source.path for source in listed.values()):  # else any source in data.dir may be named
         final_weights({name: source.weight for name, source in listed.items()}, d.final.weights)
@@ -173,13 +144,11 @@ def final_weights(first: Mapping[str, float], weights: Mapping[str, float]) -> d
         raise ConfigError(f"data.final.weights names {unknown[0]}, which is no source: {nearest(unknown[0], first)}")
     final = {**first, **weights}
     if weights and not any(weight > 0 for weight in final.values()):
-        raise ConfigError(
-            "data.final.weights leaves every source at 0: nothing to train on; give one a positive weight"
-        )
+        raise ConfigError("data.final.weights leaves every source at 0: give one a positive weight")
     return final
 
 
-def _of_phases(p: PhasesConfig) -> Iterator[str]:
+def _of_phases(p: schema.PhasesConfig) -> Iterator[str]:
     for name, phase in p.plan.items():
         if not _NAME.fullmatch(name):
             yield f"phase name {name!r}: letters, digits, - and _ only"
@@ -198,27 +167,21 @@ def _of_dpo(d: DpoConfig, a: AdapterConfig) -> Iterator[str]:
     if d.margin and d.loss != "simpo":
         yield f"dpo.margin={d.margin} is for dpo.loss=simpo, not for {d.loss}: set it to 0"
     if a.dropout:
-        yield (
-            f"dpo trains without dropout, so that policy and reference differ only by what is learnt; adapter.dropout is "
-            f"{a.dropout}: set it to 0"
-        )
+        yield f"dpo trains without dropout, so that the policy is compared as it is: set adapter.dropout={a.dropout} to 0"
 
 
-def _of_rollouts(c: Config) -> Iterator[str]:
+def _of_rollouts(c: schema.Config) -> Iterator[str]:
     r, p, rows = c.rollout, c.policy, c.train.batch_size
     answers = r.prompts * r.answers
     if answers % rows:
-        yield (
-            f"rollout.prompts={r.prompts} times rollout.answers={r.answers} is not a multiple of train.batch_size={rows}: "
-            f"each row holds a whole number of answers; give --config.train.batch_size={math.gcd(answers, rows)}"
-        )
+        advice = f"each row holds a whole number of answers; give --config.train.batch_size={math.gcd(answers, rows)}"
+        drawn = f"rollout.prompts={r.prompts} times rollout.answers={r.answers}"
+        yield f"{drawn} is not a multiple of train.batch_size={rows}: {advice}"
     room = c.train.seq_len // (answers // rows)
     if room <= r.max_new_tokens:
-        yield (
-            f"{answers} answers in {rows} rows of train.seq_len={c.train.seq_len} have {room} tokens each, and "
-            f"rollout.max_new_tokens={r.max_new_tokens} leaves no room for a prompt: "
-            f"give --config.rollout.max_new_tokens={max(room // 4, 1)}, a longer train.seq_len or more rows (train.batch_size)"
-        )
+        each = f"{answers} answers in {rows} rows of train.seq_len={c.train.seq_len} have {room} tokens each"
+        advice = f"--config.rollout.max_new_tokens={max(room // 4, 1)}, a longer train.seq_len or more rows (train.batch_size)"
+        yield f"{each}, and rollout.max_new_tokens={r.max_new_tokens} leaves no room for a prompt: give {advice}"
     if rows % p.minibatches:
         yield f"train.batch_size={rows} is not a multiple of policy.minibatches={p.minibatches}"
     if c.program != "ppo" and r.answers <= 1:
@@ -230,16 +193,13 @@ def _of_rollouts(c: Config) -> Iterator[str]:
     if p.overlong_tokens >= r.max_new_tokens:
         yield f"policy.overlong_tokens={p.overlong_tokens} must be below rollout.max_new_tokens={r.max_new_tokens}"
     if c.model.dropout or c.adapter.dropout:
-        why = "so that it trains the same policy that answered"
-        yield f"{c.program} trains without dropout, {why}: set model.dropout and adapter.dropout to 0"
+        yield f"{c.program} trains the policy that answered, without dropout: set model.dropout, adapter.dropout to 0"
     if p.value_from != "zero" and not c.reward.model:
         yield "policy.value_from=reward needs reward.model"
 
 
-def _of_end(runs: RunsConfig, checkpoint: CheckpointConfig) -> Iterator[str]:
+def _of_end(runs: schema.RunsConfig, checkpoint: schema.CheckpointConfig) -> Iterator[str]:
     commands = [cause for cause, command in dataclasses.asdict(runs.on_exit).items() if command]
     if commands and not checkpoint.mirror and not runs.on_exit_unmirrored:
-        yield (
-            f"config.runs.on_exit.{commands[0]} needs config.checkpoint.mirror, or config.runs.on_exit_unmirrored=True: "
-            "a machine that is gone takes its checkpoints with it"
-        )
+        needs = "config.checkpoint.mirror, or config.runs.on_exit_unmirrored=True"
+        yield f"config.runs.on_exit.{commands[0]} needs {needs}: a machine that is gone takes its checkpoints with it"

@@ -20,7 +20,6 @@ CONFIG_PACKAGE = pathlib.Path(__file__).parents[1] / "configs"
 TOKENIZER = "tokenizer"  # the tokenizer's folder in an imported run, which has no data
 _CONFIG_FOLDERS = ("configs", "data")  # the folders in names of shipped configs
 AVERAGE = "average"  # in a run's folder: the run that `jaxlm average` makes of its checkpoints
-_NAMED = "data.final.weights."  # an override may add a key to this section: the name of a source
 _NO_CONFIGS = ("base", "presets", "__init__")
 
 
@@ -218,16 +217,15 @@ def apply_override(config: config_dict.ConfigDict, override: str) -> None:
     """
     key, sep, value = override.partition("=")
     older.admit(config, key, value)
-    if key.startswith(_NAMED) and (name := key.removeprefix(_NAMED)) not in config.data.final.weights:
-        with config.unlocked():
-            config.data.final.weights[name] = 0.0
     *sections, name = key.split(".")
-    if sections[:2] == ["phases", "plan"] and len(sections) == 3 and sections[2] not in config.phases.plan:
-        with config.unlocked():
-            config.phases.plan[sections[2]] = dataclasses.asdict(PhaseConfig())
-    owner = config
-    for part in sections:
-        owner = owner.get(part) if isinstance(owner, config_dict.ConfigDict) else None
+    match sections:
+        case ["data", "final", "weights"] if name and name not in config.data.final.weights:
+            with config.unlocked():
+                config.data.final.weights[name] = 0.0
+        case ["phases", "plan", phase] if phase not in config.phases.plan:
+            with config.unlocked():
+                config.phases.plan[phase] = dataclasses.asdict(PhaseConfig())
+    owner = value_of(config, sections)
     if not isinstance(owner, config_dict.ConfigDict) or name not in owner:
         raise ConfigError(f"unknown key config.{key}; {nearest_key(key, flat_keys(config))}")
     if not sep:
@@ -244,9 +242,16 @@ def apply_override(config: config_dict.ConfigDict, override: str) -> None:
     try:
         values(argv)
     except (flags.Error, TypeError, ValueError, SyntaxError) as error:
-        kind = type(old).__name__
-        raise ConfigError(f"config.{key}={value}: expected {kind}, such as {old!r}") from error
+        raise ConfigError(f"config.{key}={value}: expected {type(old).__name__}, such as {old!r}") from error
     owner[name] = alone[name]
+
+
+def value_of(config: config_dict.ConfigDict, parts: Sequence[str]) -> object:
+    """Returns the value of a dotted key, given its parts; None if there is no such key."""
+    value: object = config
+    for part in parts:
+        value = value.get(part) if isinstance(value, config_dict.ConfigDict) else None
+    return value
 
 
 def flat_keys(config: config_dict.ConfigDict, prefix: str = "") -> list[str]:
@@ -278,12 +283,10 @@ def from_run(path: pathlib.Path) -> config_dict.ConfigDict:
             return {k: tuples(v) for k, v in value.items()}
         return tuple(value) if isinstance(value, list) else value
 
-    def merged(base: dict, saved: dict) -> dict:
-        both = {
-            k: merged(base[k], v) if isinstance(base.get(k), dict) and isinstance(v, dict) else v
-            for k, v in saved.items()
-        }
-        return base | both
+    def merged(base: object, saved: object) -> object:
+        if not (isinstance(base, dict) and isinstance(saved, dict)):
+            return saved
+        return base | {key: merged(base.get(key), value) for key, value in saved.items()}
 
     base = load("base").to_dict()
     empty_source = tuples(module(find_config("base")).source())
@@ -302,9 +305,7 @@ def from_run(path: pathlib.Path) -> config_dict.ConfigDict:
         if (path.parent / TOKENIZER).is_dir():
             config.data.tokenizer = str(path.parent / TOKENIZER)
     except files.MANGLED as error:
-        raise ConfigError(
-            f"{path} is not the config of a run ({first_line(error)}): delete it, or fix it by hand"
-        ) from error
+        raise ConfigError(f"{path} is not the config of a run ({first_line(error)}): delete or mend it") from error
     return config.lock()
 
 

@@ -9,6 +9,7 @@ from typing import get_args, get_origin, get_type_hints
 
 from ml_collections import config_dict
 
+from jaxlm.config import config_files
 from jaxlm.config.build import limits, meant, type_name
 from jaxlm.config.corpora import PrepareSourceConfig
 from jaxlm.config.prepare_stages import StagesConfig
@@ -52,26 +53,26 @@ class Keys:
 
 
 @functools.cache
-def read() -> Keys:
-    """Returns the keys and sections of the schema."""
+def read(entry: str = "NAME") -> Keys:
+    """Returns the keys and sections of the schema; `entry`: the name of the entry in each section of NAMED."""
     keys, sections = [], {}
-    _collect(Config(), "", keys, sections)
+
+    def collect(section: object, prefix: str) -> None:
+        hints = get_type_hints(type(section), include_extras=True)
+        for field in dataclasses.fields(section):
+            name, default = prefix + field.name, getattr(section, field.name)
+            if name in NAMED:
+                sections[name], sections[f"{name}.{entry}"] = field.metadata["comment"], NAMED[name].__doc__
+                collect(NAMED[name](), f"{name}.{entry}.")
+            elif name == "prepare.stages" or dataclasses.is_dataclass(default):
+                default = StagesConfig() if name == "prepare.stages" else default
+                sections[name] = type(default).__doc__
+                collect(default, f"{name}.")
+            else:
+                keys.append(Key(name, *_type_and_limits(hints[field.name]), default, field.metadata["comment"]))
+
+    collect(Config(), "")
     return Keys(tuple(keys), sections)
-
-
-def _collect(section: object, prefix: str, keys: list[Key], sections: dict[str, str]) -> None:
-    hints = get_type_hints(type(section), include_extras=True)
-    for field in dataclasses.fields(section):
-        name, default = prefix + field.name, getattr(section, field.name)
-        if name in NAMED:
-            sections |= {name: field.metadata["comment"], f"{name}.NAME": NAMED[name].__doc__}
-            _collect(NAMED[name](), f"{name}.NAME.", keys, sections)
-        elif name == "prepare.stages" or dataclasses.is_dataclass(default):
-            default = StagesConfig() if name == "prepare.stages" else default
-            sections[name] = type(default).__doc__
-            _collect(default, f"{name}.", keys, sections)
-        else:
-            keys.append(Key(name, *_type_and_limits(hints[field.name]), default, field.metadata["comment"]))
 
 
 def _type_and_limits(kind: type) -> tuple[str, str]:
@@ -79,17 +80,9 @@ def _type_and_limits(kind: type) -> tuple[str, str]:
     return type_name(kind), ", ".join(f"{each}{limit.words}" for limit in limits(scalar))
 
 
-def _get(config: config_dict.ConfigDict, name: str) -> object:
-    """Returns the value of a dotted key. Raises KeyError if the config has no such key."""
-    for part in name.split("."):
-        config = config[part]
-    return config
-
-
 def overview(known: Keys, first: Sequence[str] = ()) -> list[str]:
     """Returns lines on the top-level sections, two a line, those in `first` first, and a line on the keys outside sections."""
-    top = [name for name in known.sections if "." not in name]
-    names = [*first, *(name for name in top if name not in first)]
+    names = dict.fromkeys([*first, *(name for name in known.sections if "." not in name)])
     cells = [f"{name:<12} {known.sections[name].partition(';')[0]}" for name in names]
     pairs = itertools.zip_longest(cells[::2], cells[1::2], fillvalue="")
     outside = ", ".join(key.name for key in known.keys if not key.section)
@@ -102,10 +95,10 @@ def page(known: Keys, wanted: str, config: config_dict.ConfigDict) -> str:
     Raises:
       ConfigError: there is no such section or key.
     """
-    names = {section: list(_get(config, section)) for section in NAMED}
+    names = {section: list(config_files.value_of(config, section.split(".")) or ()) for section in NAMED}
     for section in NAMED:
         if wanted.startswith(f"{section}.") and (name := wanted.split(".")[2]) in names[section]:
-            known = _of_part(known, section, name)
+            known = read(name)
     everything = [*known.sections, *(key.name for key in known.keys)]
     shown = {name for name in everything if wanted == "all" or f"{name}.".startswith(f"{wanted}.")}
     if not shown:
@@ -123,21 +116,9 @@ def page(known: Keys, wanted: str, config: config_dict.ConfigDict) -> str:
     return "\n".join(lines)
 
 
-def _of_part(known: Keys, section: str, name: str) -> Keys:
-    """Returns the keys and sections with the entry's `name` in place of NAME."""
-    part = f"{section}.NAME"
-
-    def named(key: str) -> str:
-        return f"{section}.{name}{key.removeprefix(part)}" if f"{key}.".startswith(f"{part}.") else key
-
-    keys = tuple(dataclasses.replace(key, name=named(key.name)) for key in known.keys)
-    return Keys(keys, {named(section): comment for section, comment in known.sections.items()})
-
-
 def _entry(key: Key, config: config_dict.ConfigDict) -> list[str]:
-    try:
-        value = _get(config, key.name)
-    except KeyError:  # SECTION.NAME, or a config that does not start from base
+    value = config_files.value_of(config, key.name.split("."))
+    if value is None:  # SECTION.NAME, or a config that does not start from base
         value = key.default
     value = value.to_dict() if isinstance(value, config_dict.ConfigDict) else value
     default = "default" if value == key.default else f"default {key.default!r}"

@@ -6,23 +6,21 @@ three more values.
 """
 
 import copy
-import dataclasses
 import json
 import pathlib
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ml_collections import config_dict
 
 from jaxlm.config.corpora import PrepareConfig
 from jaxlm.config.posttraining import DpoConfig
 from jaxlm.config.prepare_stages import PiiSettings
-from jaxlm.config.schema import MATRICES, ROWS, Config, EvalConfig
+from jaxlm.config.schema import MATRICES, ROWS, Config, EvalConfig, with_keys
 from jaxlm.host.errors import ConfigError
 
 GONE = {"dpo.loss": ("hinge", "sigmoid_norm", "apo_zero")}  # their runs can be read, but not trained further
 _BATCHES = "eval.max_batches"
-_LIMITS = ("eval.max_mb", "eval.max_examples")
 # Removed keys -> what holds instead. No result depends on them, so readers of stored configs drop them.
 _GONE = {
     "optim.matrix_lr_ratio": f"it is the line {MATRICES!r} and its number in config.optim.rates",
@@ -46,68 +44,37 @@ _FIXED: dict[str, tuple[object, str]] = {
 }
 # Stages -> their removed settings, with the values that hold now. Caches and recipes contain these settings.
 _SETTINGS: dict[str, dict[str, object]] = {
-    "debris": {
-        "entities": True,
-        "tags": True,
-        "styles": True,
-        "menus": True,
-        "notices": True,
-        "max_mentions": 1,
-        "min_menu_lines": 3,
-        "max_menu_chars": 30,
-        "max_notice_chars": 200,
-    }
+    "debris": dict.fromkeys(("entities", "tags", "styles", "menus", "notices"), True)
+    | {"max_mentions": 1, "min_menu_lines": 3, "max_menu_chars": 30, "max_notice_chars": 200}
 }
-_INSTEAD = (
-    _GONE
-    | {name: meaning for name, (_, meaning) in _FIXED.items()}
-    | {
-        f"prepare.stages.{stage}.{key}": f"it is {value}"
-        for stage, of in _SETTINGS.items()
-        for key, value in of.items()
-    }
-)
+_INSTEAD = _GONE | {name: meaning for name, (_, meaning) in _FIXED.items()}
+for _stage, _settings in _SETTINGS.items():
+    _INSTEAD |= {f"prepare.stages.{_stage}.{key}": f"it is {value}" for key, value in _settings.items()}
+_EMAILS = [
+    r".*@([\w-]+\.)*example\.(com|org|net|edu)",
+    r"(git|hg|svn|no-?reply|do-?not-?reply)@.*",
+    r".*@users\.noreply\.github\.com",
+]
+_JUNK = ["annotation", "chat_tokens"]
 # Settings of stages -> (older, newer) defaults, also those of recipes for folders. Data that the older ones prepared stays.
 CHANGED: dict[str, dict[str, tuple[tuple[object, object], ...]]] = {
     "pii": {
         "kinds": ((["secret", "email", "iban", "card", "ssn", "ip", "phone"], list(PiiSettings().kinds)),),
-        "keep_emails": (
-            (
-                [
-                    r".*@([\w-]+\.)*example\.(com|org|net|edu)",
-                    r"(git|hg|svn|no-?reply|do-?not-?reply)@.*",
-                    r".*@users\.noreply\.github\.com",
-                ],
-                list(PiiSettings().keep_emails),
-            ),
-        ),
+        "keep_emails": ((_EMAILS, list(PiiSettings().keep_emails)),),
     },
     "lines": {"max_removed": ((0.5, 1.0),)},
     "near": {"threshold": ((0.6, 0.8),)},
     "junk": {
         "patterns": (
-            (["annotation", "chat_tokens"], ["annotation", "chat_tokens", "log_run", "blob"]),
-            (
-                ["annotation", "chat_tokens"],
-                [
-                    *("annotation", "chat_tokens", "unk", "lorem", "assistant", "log", "blob"),
-                    *("invisible", "homoglyph", "mojibake"),
-                ],
-            ),
+            (_JUNK, [*_JUNK, "log_run", "blob"]),
+            (_JUNK, [*_JUNK, "unk", "lorem", "assistant", "log", "blob", "invisible", "homoglyph", "mojibake"]),
         )
     },
 }
 # Removed stages of `prepare` -> the defaults of their settings. Documents that they prepared stay valid.
 STAGES: dict[str, dict[str, object]] = {
-    "perplexity": {
-        "reference": "",
-        "model": "",
-        "pieces": "",
-        "scorer": "",
-        "min_bits_per_byte": 0.0,
-        "max_bits_per_byte": 0.0,
-        "chars": 4000,
-    }
+    "perplexity": dict.fromkeys(("reference", "model", "pieces", "scorer"), "")
+    | {"min_bits_per_byte": 0.0, "max_bits_per_byte": 0.0, "chars": 4000}
 }
 _NO_STAGE = (
     "the stage {} was removed and prepares nothing any more: put the stage `function` in its place, with a Python "
@@ -155,11 +122,10 @@ def admit(config: config_dict.ConfigDict, key: str, value: str) -> None:
     """
     _check_known(key, value)
     _refuse(key)
-    for name in STAGES:
-        if key.startswith(f"prepare.stages.{name}.") and name not in config.prepare.stages:
-            with config.unlocked():
-                add_stages(config.prepare.stages)
-    if key not in (_BATCHES, *_LIMITS):
+    if any(key.startswith(f"prepare.stages.{name}.") and name not in config.prepare.stages for name in STAGES):
+        with config.unlocked():
+            add_stages(config.prepare.stages)
+    if key not in (_BATCHES, "eval.max_mb", "eval.max_examples"):
         return
     with config.unlocked():
         if key == _BATCHES:
@@ -175,12 +141,15 @@ def _refuse(key: str) -> None:
         raise ConfigError(f"config.{key} is gone: {_INSTEAD[key]}; leave it out")
 
 
-def _owner(config: object, name: str) -> tuple[object, str]:
-    """Returns (the section of a dotted key, None if there is no such section; the last part of the key)."""
-    *sections, key = name.split(".")
-    for section in sections:
-        config = config.get(section) if isinstance(config, dict) else None
-    return config, key
+def _stored(config: dict, names: Iterable[str]) -> Iterator[tuple[str, dict, str]]:
+    """Yields (a dotted key, its section, the key's last part) for those of `names` that a stored config has."""
+    for name in names:
+        *sections, key = name.split(".")
+        owner = config
+        for section in sections:
+            owner = owner.get(section) if isinstance(owner, dict) else None
+        if isinstance(owner, dict) and key in owner:
+            yield name, owner, key
 
 
 def known(config: dict) -> dict:
@@ -188,10 +157,8 @@ def known(config: dict) -> dict:
     today = copy.deepcopy(config)
     if isinstance(optim := today.get("optim"), dict):
         today["optim"] = with_rates(optim)
-    for name in _INSTEAD:
-        section, key = _owner(today, name)
-        if isinstance(section, dict):
-            section.pop(key, None)
+    for _, section, key in _stored(today, _INSTEAD):
+        del section[key]
     if isinstance(prepare := today.get("prepare"), dict) and isinstance(prepare.get("stages"), dict):
         prepare["stages"] = {name: keys for name, keys in prepare["stages"].items() if keys != STAGES.get(name)}
     return today
@@ -207,13 +174,12 @@ def with_rates(optim: Mapping, prefix: str = "") -> dict:
 
 def check_goes_on(saved: dict) -> None:
     """Raises ConfigError if a run's config.json has a removed key with a value that runs can't have any more."""
-    for name, (value, meaning) in _FIXED.items():
-        section, key = _owner(saved, name)
-        if isinstance(section, dict) and section.get(key, value) != value:
-            raise ConfigError(
-                f"this run has config.{name}={section[key]!r}, and that key was removed: {meaning}; delete it from the run's "
-                "config.json to go on so, or go on with the version of jaxlm that began the run"
-            )
+    for name, section, key in _stored(saved, _FIXED):
+        value, meaning = _FIXED[name]
+        if section[key] != value:
+            advice = "delete it from the run's config.json to go on so, or go on with the jaxlm that began the run"
+            has = f"this run has config.{name}={section[key]!r}, and that key was removed"
+            raise ConfigError(f"{has}: {meaning}; {advice}")
 
 
 def with_settings(stage: str, settings: Mapping) -> dict:
@@ -235,10 +201,8 @@ def read(config: dict, microbatch: int = 0) -> dict:
     Raises:
       ConfigError: the config has a removed key.
     """
-    for name in _INSTEAD:
-        section, key = _owner(config, name)
-        if isinstance(section, dict) and key in section:
-            _refuse(name)
+    for name, _, _ in _stored(config, _INSTEAD):
+        _refuse(name)
     evaluation = config.get("eval")
     if not isinstance(evaluation, dict) or "max_batches" not in evaluation:
         return config
@@ -280,7 +244,7 @@ def keep(config: Config, older_batches: Sequence[int], say: Callable[[str], None
     batches, rows = older_batches
     text = f"the first {batches} batches of {rows} rows of each source" if batches else "all there is"
     say(f"held out stays what it was at the beginning: {text} (eval.max_batches then), whatever eval.max_mb says")
-    return dataclasses.replace(config, eval=dataclasses.replace(config.eval, older_batches=tuple(older_batches)))
+    return with_keys(config, eval={"older_batches": tuple(older_batches)})
 
 
 def _microbatch(folder: pathlib.Path) -> int:

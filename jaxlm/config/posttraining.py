@@ -32,17 +32,11 @@ class AdapterConfig:
     targets: tuple[Pattern, ...] = key(
         (r"attn/[qkvo]", r"mlp/(gate|up|down)"), "lora: kernels of each layer (full match); these are all"
     )
-    rows: tuple[str, ...] = key(
-        ("auto",), "tokens whose rows of embedding and head are trained too; auto: ChatML's, if the model is ours"
-    )
+    rows: tuple[str, ...] = key(("auto",), "tokens whose embedding and head rows train too; auto: ChatML's, if ours")
     without_rows: bool = key(False, "True: train an adapter although the rows of ChatML's tokens stay as they are")
-    quantize: Literal["none", "nf4", "int8"] = key(
-        "none", "the frozen parameters' layers: nf4 in blocks of 64 (QLoRA, arXiv:2305.14314), int8"
-    )
+    quantize: Literal["none", "nf4", "int8"] = key("none", "frozen layers: nf4 by 64 (QLoRA, arXiv:2305.14314), int8")
     prompt_tokens: Annotated[int, at_least(1, most=65_536)] = key(20, "prompt: how many vectors")
-    prompt_text: str = key(
-        "", 'prompt: they begin as the embeddings of this text; "" = drawn from the embedding\'s rows'
-    )
+    prompt_text: str = key("", 'prompt: they begin as the embeddings of this text; "" = of random tokens')
 
     @property
     def scale(self) -> float:
@@ -59,12 +53,8 @@ class ExamplesConfig:
     )
     val_path: str = key("", 'held-out examples; "" = data.val_fraction of the others, by a hash of their content')
     benchmarks: str = key("", "folder of benchmark files; examples that hold one of their items are named")
-    template: str = key(
-        "", "for a hub base without one: chatml (teaches its two tokens), plain (User: ... Assistant: ...), a file"
-    )
-    ignore: tuple[str, ...] = key(
-        (), "keys of rows and messages that are read as if they were not there, such as label"
-    )
+    template: str = key("", "for a hub base without one: chatml (teaches two tokens), plain (User: ...), a file")
+    ignore: tuple[str, ...] = key((), "keys of rows and messages that are read as if they were not there")
     last_only: bool = key(False, "True: of each chat the last answer alone is learnt")
 
 
@@ -73,9 +63,7 @@ class ReplayConfig:
     """pretraining text in post-training; against forgetting"""
 
     share: BelowOne = key(0.05, "of the tokens that count; 0 = none")
-    path: str = key(
-        "", 'data directory or text; "" = the data of the origin, if it is a run (else no replay, and it is said)'
-    )
+    path: str = key("", 'data directory or text; "" = the data of the origin if it is a run, else no replay')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,12 +73,8 @@ class DpoConfig:
     loss: Literal["sigmoid", "ipo", "robust", "orpo", "simpo"] = key(
         "sigmoid", "sigmoid (arXiv:2305.18290), ipo, robust; orpo and simpo: no reference"
     )
-    beta: Positive = key(
-        0.1, "how strongly the policy is held to the reference; ipo's tau, simpo's scale, orpo's lambda"
-    )
-    label_smoothing: Annotated[float, within(0, 0.5)] = key(
-        0.0, "the share of labels taken to be swapped; robust, and sigmoid as cDPO"
-    )
+    beta: Positive = key(0.1, "how strongly the reference holds the policy; ipo's tau, simpo's scale, orpo's lambda")
+    label_smoothing: Annotated[float, within(0, 0.5)] = key(0.0, "share of swapped labels; robust, and sigmoid as cDPO")
     margin: NotNegative = key(0.0, "simpo: the target margin, gamma")
     nll_weight: NotNegative = key(0.0, "of the cross-entropy of the chosen answers, which is added")
 
@@ -100,14 +84,10 @@ class RolloutConfig:
     """what the policy says in a step; at temperature 1, so that it is the policy that speaks"""
 
     prompts: Size = key(8, "prompts in a step")
-    answers: Size = key(
-        8, "answers to each; grpo compares them with each other. train.batch_size rows share prompts x answers"
-    )
+    answers: Size = key(8, "answers to each, which grpo compares. train.batch_size rows share prompts x answers")
     max_new_tokens: Size = key(256, "of an answer")
     rows: Count = key(0, "answers that are drawn at once; 0 = all")
-    importance_cap: NotNegative = key(
-        0.0, "weights against a sampler that differs from the trainer, at most this; 0 = none"
-    )
+    importance_cap: NotNegative = key(0.0, "greatest weight against a sampler unlike the trainer; 0 = none")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,9 +100,7 @@ class PolicyConfig:
     ratio: Literal["token", "answer"] = key("token", "answer: one ratio for an answer (GSPO, arXiv:2507.18071)")
     clip_low: Positive = key(0.2, "the ratio is clipped to at least 1 - clip_low")
     clip_high: Positive = key(0.28, "and at most 1 + clip_high; above clip_low it keeps entropy (DAPO)")
-    scale_advantages: bool = key(
-        False, "grpo: divide by the group's standard deviation (GRPO; Dr. GRPO, arXiv:2503.20783, doesn't)"
-    )
+    scale_advantages: bool = key(False, "grpo: over the group's standard deviation (not in Dr. GRPO, arXiv:2503.20783)")
     mask_truncated: bool = key(True, "answers that did not end do not count")
     overlong_tokens: Count = key(0, "the last tokens before max_new_tokens cost up to 1 of the reward (DAPO); 0 = none")
     epochs: Annotated[int, at_least(1, most=1000)] = key(1, "times that a step goes over its answers")
@@ -136,29 +114,19 @@ class PolicyConfig:
     whiten: bool = key(True, "ppo: advantages get mean 0 and variance 1")
     value_clip: Positive = key(0.2, "ppo: how far a value may move from the old one")
     value_weight: NotNegative = key(0.1, "ppo: of the value's loss")
-    value_from: Literal["zero", "reward"] = key(
-        "zero", "ppo: what the value head begins as; reward: the head of reward.model"
-    )
+    value_from: Literal["zero", "reward"] = key("zero", "ppo: how the value head begins; reward: as reward.model's")
 
 
 @dataclasses.dataclass(frozen=True)
 class RewardConfig:
     """what an answer is worth; several are added up"""
 
-    tasks: str = key(
-        "", "prompts and their answers: reasoning_gym:chain_sum?max_terms=2,gsm8k; then data.path is not read"
-    )
+    tasks: str = key("", "prompts with answers: reasoning_gym:chain_sum?max_terms=2,gsm8k; data.path is not read then")
     function: Annotated[str, written(r"([^\W\d][\w.]*:[^\W\d]\w*)?", "MODULE:FUNCTION")] = key(
         "", "MODULE:FUNCTION, (prompts, answers, **columns) -> numbers; in a process of its own"
     )
     model: str = key("", "a run of `reward`, or the folder of a Hugging Face model with one label")
-    format: Pattern = key(
-        "", "a regular expression that an answer should match as a whole; a dot matches line breaks too"
-    )
+    format: Pattern = key("", "a regular expression that the whole answer should match; a dot matches line breaks too")
     format_weight: NotNegative = key(0.1, "what that is worth")
-    run_code: bool = key(
-        False, "True: tasks that evaluate an answer may run it, in a process without network, disk and keys"
-    )
-    timeout_s: Positive = key(
-        60.0, "of tasks, and of the function, for all answers of a step; then for one that is tried alone"
-    )
+    run_code: bool = key(False, "True: tasks may run an answer, in a process without network, disk and keys")
+    timeout_s: Positive = key(60.0, "of tasks and function, for all answers of a step; then for one tried alone")

@@ -1,18 +1,16 @@
 """The settings of the stages of `jaxlm prepare`: each key's type, default and comment. See `schema.py`."""
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
-from jaxlm.config.annotations import Count, NotNegative, Pattern, Share, Size, above, at_least, key, within
+from jaxlm.config.annotations import Count, Fraction, NotNegative, Pattern, Share, Size, at_least, key, within
 
 
 @dataclasses.dataclass(frozen=True)
 class HtmlSettings:
     """main text of pages; other documents pass"""
 
-    markup: bool = key(
-        True, '"#" before headings, fences around code, pipes in tables, "-" in lists; False = bare text'
-    )
+    markup: bool = key(True, '"#" before headings, fences around code, pipes in tables, "-" in lists; False: bare text')
     comments: bool = key(False, "keep what readers wrote below an article")
     min_chars: Count = key(40, "of main text, else the document goes")
 
@@ -35,15 +33,10 @@ class UnicodeSettings:
 class LanguageSettings:
     """keeps documents in these languages; code passes"""
 
-    languages: tuple[str, ...] = key(
-        ("en",), 'codes as the model gives them; () = only note it in metadata["language_id"]'
-    )
+    languages: tuple[str, ...] = key(("en",), 'codes as the model has them; () = only note metadata["language_id"]')
     min_score: Share = key(0.5, "probability below which the language counts as uncertain, and the document goes")
     sample_chars: Annotated[int, at_least(100)] = key(600, "looked at, from beginning, middle and end")
-    keep_doubtful: bool = key(
-        False,
-        "keep prose whose language is uncertain, and texts without letters; lists of names and tables always stay",
-    )
+    keep_doubtful: bool = key(False, "keep prose in doubt and texts without letters; name lists and tables always stay")
     model: str = key("", 'a fastText model file, such as lid.176.ftz; "" = py3langid')
 
 
@@ -86,9 +79,7 @@ class GopherRepetitionSettings:
 class C4Settings:
     """C4's rules on lines, for web pages; code passes"""
 
-    terminal_punctuation: bool = key(
-        False, "lines must end in . ? ! or a quotation mark (C4 did; FineWeb found it too much)"
-    )
+    terminal_punctuation: bool = key(False, "lines must end in . ? ! or a quotation mark (C4; too much for FineWeb)")
     citations: bool = key(True, "[1] and [edit] go from their lines")
     min_sentences: Count = key(5, "in the lines that stay, else the document goes; 0 = off")
     min_words_per_line: Count = key(3, "headings are such lines too; 0 = off")
@@ -134,9 +125,7 @@ class ToxicitySettings:
     """profane and abusive lines"""
 
     min_score: Share = key(0.9, "probability (alt-profanity-check, English) from which a line is bad; 1 = off")
-    words: str = key(
-        "", "a file of bad words and phrases, one a line; a line that holds one as a word of its own is bad"
-    )
+    words: str = key("", "a file of bad words and phrases, one a line; lines that hold one as a whole word are bad")
     max_bad_lines: Share = key(0.1, "share of lines beyond which the document goes")
     drop_lines: bool = key(True, "bad lines go from documents that stay")
 
@@ -155,16 +144,15 @@ class CodeSettings:
     max_parse_chars: Count = key(1000000, "longer files are not parsed")
 
 
+PersonalData = Literal["secret", "email", "iban", "card", "ssn", "ip", "mac", "phone"]
+
+
 @dataclasses.dataclass(frozen=True)
 class PiiSettings:
     """personal data becomes <EMAIL>, <PHONE>, ..., the same always"""
 
-    kinds: tuple[Literal["secret", "email", "iban", "card", "ssn", "ip", "mac", "phone"], ...] = key(
-        ("secret", "email", "iban", "card", "ssn", "ip", "mac", "phone"), "of personal data"
-    )
-    regions: tuple[str, ...] = key(
-        ("US",), "whose phone numbers are known without country code, besides those of a text's language; ISO codes"
-    )
+    kinds: tuple[PersonalData, ...] = key(get_args(PersonalData), "of personal data")
+    regions: tuple[str, ...] = key(("US",), "ISO codes: phone numbers without country code, besides the language's")
     keep_emails: tuple[Pattern, ...] = key(
         (
             r".*@([\w-]+\.)*example\.(com|org|net|edu)",
@@ -185,9 +173,7 @@ class PiiSettings:
 class JunkSettings:
     """what `jaxlm audit` finds"""
 
-    patterns: tuple[str, ...] = key(
-        ("annotation", "chat_tokens"), "groups of jaxlm/corpus/stages/junk_patterns.py, regular expressions"
-    )
+    patterns: tuple[str, ...] = key(("annotation", "chat_tokens"), "groups in corpus/stages/junk_patterns.py, regexes")
     level: Literal["match", "line", "document"] = key("line", "what goes: match (alone) | line | document")
     min_hits: Size = key(1, "matches of a pattern in a document from which on it goes")
 
@@ -197,16 +183,10 @@ class DecontaminateSettings:
     """documents that hold items of benchmarks go"""
 
     paths: tuple[str, ...] = key((), "benchmark files, folders, globs, URLs: jsonl(.gz, .zst), json, parquet")
-    fields: tuple[str, ...] = key(
-        (), 'of files whose layout jaxlm does not know: ("riddles*.jsonl:body+question>answer+hint",)'
-    )
-    ngram: Annotated[int, within(5, 127)] = key(
-        13, "words compared at a time; fewer for items that are shorter than twice this"
-    )
+    fields: tuple[str, ...] = key((), 'of files of unknown layout: ("riddles*.jsonl:body+question>answer+hint",)')
+    ngram: Annotated[int, within(5, 127)] = key(13, "words compared at a time; fewer for items below twice this")
     min_words: Size = key(5, "of the shortest question that counts")
-    coverage: Annotated[float, above(0, most=1)] = key(
-        0.35, "share of a question, or of a long answer, that a document must hold; short ones must be whole"
-    )
+    coverage: Fraction = key(0.35, "share of a question or long answer that a document must hold; short ones whole")
     max_items: Count = key(20, "an n-gram that more items have is nobody's: instructions, licences")
 
 

@@ -6,13 +6,16 @@ comments. Rules for several keys are in `checks.py`.
 
 import dataclasses
 import math
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal, get_args
 
 from jaxlm.config import posttraining
 from jaxlm.config.annotations import (
     LARGEST,
     BelowOne,
     Count,
+    Fraction,
+    Natural,
     NotNegative,
     Pattern,
     Positive,
@@ -20,7 +23,7 @@ from jaxlm.config.annotations import (
     Share,
     Size,
     Steps,
-    above,
+    Tokens,
     at_least,
     key,
     within,
@@ -32,6 +35,7 @@ CHAT_TOKENS = ("<|im_start|>", "<|im_end|>", "<|system|>", "<|user|>", "<|assist
 Attention = Literal["xla", "blocked", "cudnn", "cudnn_packed", "tokamax", "pallas"]
 Axis = Annotated[int, at_least(1, or_else={-1: "all remaining devices"}, most=LARGEST)]
 Remat = Literal["none", "names", "dots", "full"]
+Event = Literal["gate", "stall", "crash", "end", "budget"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +47,7 @@ class RopeConfig:
     factor: Annotated[float, at_least(1)] = key(1.0, "context is stretched by this (linear, llama3)")
     low_freq_factor: NotNegative = key(1.0, "llama3 only")
     high_freq_factor: NotNegative = key(4.0, "llama3 only")
-    original_max_len: Annotated[int, at_least(0)] = key(8192, "llama3 only: context before stretching")
+    original_max_len: Natural = key(8192, "llama3 only: context before stretching")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +61,7 @@ class ModelConfig:
     n_kv_heads: Count = key(0, "key-value heads (GQA); 0 = n_heads")
     head_dim: Count = key(0, "0 = d_model / n_heads")
     d_ff: Size = key(1408, "inner size of the MLP")
-    vocab_size: Count = key(
-        0, "of the tokenizer, chat tokens included; 0 = the data's own, or chosen by the amount of text"
-    )
+    vocab_size: Count = key(0, "of the tokenizer, with chat tokens; 0 = the data's, or chosen by the amount of text")
     max_seq_len: Count = key(0, "learned positions of gpt2, longest context written to exports; 0 = train.seq_len")
     tie_embeddings: bool = key(True, "one matrix for input embedding and output head")
     bias: bool = key(False, "biases in projections (llama: attention and MLP; gpt2 has them always as published)")
@@ -72,19 +74,11 @@ class ModelConfig:
     dtype: Literal["auto", "float32", "bfloat16"] = key(
         "auto", "of computation; auto: float32 on CPU, else bfloat16; parameters and loss are always float32"
     )
-    attention: Literal["auto", Attention] = key(
-        "auto", "blocked: CPU; cudnn, cudnn_packed, tokamax: GPU; pallas: GPU, TPU; auto: logged"
-    )
-    remat: Literal["auto", Remat] = key(
-        "none", "what the backward pass recomputes, in order of memory saved; auto = the least that fits"
-    )
-    scan_layers: bool = key(
-        False, "True: compile one layer and scan it (deep models, TPU); False: unroll (fastest on one GPU)"
-    )
+    attention: Literal["auto", Attention] = key("auto", "xla: all; blocked: CPU; pallas: GPU, TPU; others: GPU")
+    remat: Literal["auto", Remat] = key("none", "what backward recomputes, by memory saved; auto = the least that fits")
+    scan_layers: bool = key(False, "compile one layer, scan it (deep models, TPU); False = unroll (fastest on one GPU)")
     fuse_projections: bool = key(True, "q, k, v in one product and gate, up in one; the parameters stay apart")
-    fp8: bool = key(
-        False, "products of the MLP in float8 (e4m3, gradients e5m2; scaled by tensor): Hopper, Ada or newer"
-    )
+    fp8: bool = key(False, "products of the MLP in float8 (e4m3, gradients e5m2; scaled by tensor): Hopper, Ada, newer")
     offload: bool = key(False, "what `remat=names` keeps waits for the backward pass in host memory")
 
     @property
@@ -97,9 +91,7 @@ class ModelConfig:
 class TrainConfig:
     """steps, batch, row length"""
 
-    steps: Annotated[int, at_least(1, most=10**12)] = key(
-        1000, "optimizer steps in all; raise it to continue a finished run"
-    )
+    steps: Annotated[int, at_least(1, most=10**12)] = key(1000, "optimizer steps; raise it to continue a finished run")
     batch_size: Size = key(64, "sequences per optimizer step, over all devices")
     seq_len: Size = key(512, "tokens per sequence")
     microbatch_size: Annotated[int, at_least(-1, most=LARGEST)] = key(
@@ -128,56 +120,32 @@ MATRICES, ROWS = "layers_.*/kernel", "rows"  # patterns of `optim.rates` with a 
 class OptimConfig:
     """optimizer and learning rate"""
 
-    name: Literal["adamw", "adamw8bit", "adafactor", "muon"] = key(
-        "adamw", "muon: AdamW for what is no matrix of a layer"
-    )
+    name: Literal["adamw", "adamw8bit", "adafactor", "muon"] = key("adamw", "muon: AdamW for all but layers' matrices")
     mu_dtype: Literal["float32", "bfloat16"] = key("float32", "of the first moment (adamw, muon)")
-    ns_steps: Literal[3, 5] = key(
-        5, "iterations that orthogonalise a matrix (muon); 3: 40% fewer operations, for small models on a CPU"
-    )
-    full_precision: tuple[Pattern, ...] = key(
-        (r".*norm.*", r".*embed.*", r".*/bias"), "adamw8bit: parameters whose moments stay float32"
-    )
+    ns_steps: Literal[3, 5] = key(5, "muon: iterations for a matrix; 3: 40% fewer operations, for small models on CPUs")
+    full_precision: tuple[Pattern, ...] = key((r".*norm.*", r".*embed.*", r".*/bias"), "adamw8bit: moments in float32")
     offload: bool = key(False, "the optimizer's state lives in host memory and visits the device at each update")
     lr: NotNegative = key(1e-3, "peak learning rate; 0 = by rule, from parameters, tokens and batch (pretraining)")
-    rates: tuple[Rate, ...] = key(
-        (),
-        '"PATTERN TIMES", ...: these parameters learn at so many times lr (full match of their path, the first counts)',
-    )
+    rates: tuple[Rate, ...] = key((), '"PATTERN TIMES": multiples of lr, by path (full match, the first counts)')
     grown_from: tuple[Count, ...] = key(
-        (),
-        "by jaxlm grow: the older model's layers, width, heads, kv heads, d_ff, ids; what is new is new/... in `rates`",
+        (), "by jaxlm grow: the older layers, width, heads, kv heads, d_ff, ids; what is new is new/... in `rates`"
     )
     schedule: Literal["cosine", "wsd", "linear", "constant"] = key(
         "cosine", "of the learning rate after its linear warm-up; wsd = warm-up, stable, decay"
     )
     warmup_steps: Steps = key(100, "steps in which the rate rises from 0 to its peak")
-    decay_fraction: Annotated[float, above(0, most=1)] = key(
-        0.2, "wsd: the last part of the steps, in which the rate falls"
-    )
+    decay_fraction: Fraction = key(0.2, "wsd: the last part of the steps, in which the rate falls")
     final_lr_ratio: Share = key(0.1, "rate of the last step over the peak; with 0 that step changes nothing")
     schedule_steps: Steps = key(0, "the steps that the schedule is made for; 0 = train.steps")
-    decay_at_step: Steps = key(
-        0, "after this step the rate falls linearly to 0 at the end of the run; 0 = as the schedule says"
-    )
+    decay_at_step: Steps = key(0, "after this step the rate falls linearly to 0 at the end; 0 = as the schedule says")
     b1: BelowOne = key(0.9, "decay rate of the first moment")
     b2: BelowOne = key(0.95, "decay rate of the second moment; 0 = by rule, from the tokens of a step (pretraining)")
     eps: NotNegative = key(1e-8, "added to the square root of the second moment")
     weight_decay: NotNegative = key(0.1, "decoupled from the gradient")
-    decay_follows_rate: bool = key(
-        False, "True: times the rate over its peak, so that what decays falls as the rate's square"
-    )
-    decay: tuple[Pattern, ...] = key(
-        (r".*/kernel", r".*/lora_[ab]"), "parameters that decay (full match of their path)"
-    )
+    decay_follows_rate: bool = key(False, "True: times rate over peak, so that what decays falls as the rate's square")
+    decay: tuple[Pattern, ...] = key((r".*/kernel", r".*/lora_[ab]"), "parameters that decay (full match of the path)")
     no_decay: tuple[Pattern, ...] = key(
-        (
-            r".*norm.*",
-            r".*embed.*",
-            r".*/bias",
-            r".*/rows",
-        ),
-        "those that do not; each must be in exactly one list",
+        (r".*norm.*", r".*embed.*", r".*/bias", r".*/rows"), "those that do not; each must be in exactly one list"
     )
     clip_norm: NotNegative = key(1.0, "of the global gradient norm; 0 = off")
 
@@ -213,9 +181,7 @@ class CheckpointConfig:
         0.0, "keeps a moving average of the weights, by this share of the steps so far behind; 0 = none, 0.1 is usual"
     )
     reserve_mb: NotNegative = key(64.0, "real blocks held back on the disk, so that a full one still takes logs")
-    max_unprotected_minutes: NotNegative = key(
-        120.0, "unsaved work beyond this ends the run while saving fails; 0 = never"
-    )
+    max_unprotected_minutes: NotNegative = key(120.0, "more unsaved work ends the run while saving fails; 0 = never")
     max_unprotected_usd: NotNegative = key(0.0, "the same in dollars; 0 = never")
     mirror: str = key("", "folder or URL (s3://, gs://, hf://): a copy of each verified checkpoint and the logs")
     mirror_keep_last: Size = key(2, "the latest checkpoints that stay there, beside milestones")
@@ -227,12 +193,8 @@ class RedteamConfig:
     """the task redteam: what a model writes after prompts that lead astray"""
 
     scorers: tuple[str, ...] = key((), "MODULE:FUNCTION, ...: (prompts, texts) -> a score from 0 to 1 of each text")
-    toxicity: bool = key(
-        True, 'False: no toxicity scores, and no category toxic (for those: pip install -e ".[toxicity]")'
-    )
-    search_tokens: Annotated[int, at_least(0, most=10**18)] = key(
-        1_000_000_000, "of the training data searched for what the model wrote; 0 = all"
-    )
+    toxicity: bool = key(True, 'toxicity scores and the category toxic (pip install -e ".[toxicity]"); False = neither')
+    search_tokens: Tokens = key(1_000_000_000, "of the training data searched for what the model wrote; 0 = all")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,16 +203,10 @@ class EvalConfig:
 
     at_start: bool = key(False, "also before the first step")
     batch_size: Count = key(0, "sequences in memory at a time, which changes no result; 0 = microbatch_size")
-    max_mb: Annotated[float, at_least(0, most=1e12)] = key(
-        4.0, "the first megabytes of each source's held-out text; 0 = all"
-    )
+    max_mb: Annotated[float, at_least(0, most=1e12)] = key(4.0, "of each source's held-out text, the first; 0 = all")
     max_examples: Count = key(400, "the first held-out chats, pairs or prompts; 0 = all")
-    older_batches: tuple[Count, ...] = key(
-        (), "(batches, rows of each) that a run begun with eval.max_batches keeps; () = the limits above"
-    )
-    tasks: tuple[str, ...] = key(
-        (), "benchmarks in training and of `jaxlm eval` by default: arc_easy, piqa, ...; () = none"
-    )
+    older_batches: tuple[Count, ...] = key((), "(batches, rows) of a run begun with eval.max_batches; () = as above")
+    tasks: tuple[str, ...] = key((), "benchmarks in training, and by default of `jaxlm eval`: arc_easy, piqa, ...")
     tasks_every_steps: Steps = key(0, "in training; 0 = at the end only")
     max_items: Count = key(200, "of each task in training, always the same; 0 = all")
     fewshot: Annotated[int, at_least(0, or_else={-1: "as each task says"}, most=1000)] = key(
@@ -258,9 +214,7 @@ class EvalConfig:
     )
     chat_template: bool = key(False, "True: ask in the model's chat template, worked examples as turns")
     data_dir: str = key("", 'folder of benchmark files; "" = from the hub (https://huggingface.co)')
-    run_code: bool = key(
-        False, "True: run what a model wrote: HumanEval in a process without network, others' scorers in this one"
-    )
+    run_code: bool = key(False, "True: run a model's programs: HumanEval without network, scorers in this process")
     run_code_with_network: bool = key(False, "True: also where the network can't be cut off")
     code_seconds: Positive = key(10.0, "for each program, on a core; four times as many by the clock")
     code_memory_mb: Annotated[float, at_least(64)] = key(1024.0, "for each program")
@@ -278,15 +232,13 @@ class SampleConfig:
 
     prompts: tuple[str, ...] = key((), "texts to continue; () = no samples")
     every_steps: Steps = key(0, "0 = at `at_steps` and at the end only")
-    at_steps: tuple[Annotated[int, at_least(0)], ...] = key((), "after these steps too")
+    at_steps: tuple[Natural, ...] = key((), "after these steps too")
     max_new_tokens: Annotated[int, at_least(0, most=2**20)] = key(96, "of each continuation, at most")
     temperature: NotNegative = key(0.8, "0 = greedy")
     also_greedy: bool = key(False, "True: each prompt is continued greedily too")
     chat_template: bool = key(False, "True: each prompt is what a user says, in the model's chat template")
     top_k: Count = key(50, "draw from this many likeliest tokens; 0 = off")
-    top_p: Annotated[float, above(0, most=1)] = key(
-        0.95, "draw from the likeliest tokens that have this probability together; 1 = off"
-    )
+    top_p: Fraction = key(0.95, "draw from the likeliest tokens that have this probability together; 1 = off")
     weights: Literal["float", "int8"] = key("float", "of sample, chat, serve; int8: faster, less memory")
 
 
@@ -295,13 +247,11 @@ class PhaseConfig:
     """A phase of `phases.plan`: `phase(steps=200, usd=5.0, max_val_loss=7.0)`."""
 
     steps: Steps = key(0, "the phase ends after this step of the run; 0 = by tokens")
-    tokens: Annotated[int, at_least(0, most=10**18)] = key(0, "or after this many tokens of the run")
+    tokens: Tokens = key(0, "or after this many tokens of the run")
     usd: NotNegative = key(0.0, "budget of this phase alone; 0 = none")
     max_val_loss: NotNegative = key(0.0, "gate: held-out loss at its end; 0 = none")
     min_tokens_per_second: NotNegative = key(0.0, "gate: speed at its end; 0 = none")
-    max_nonfinite_steps: Annotated[int, at_least(0, or_else={-1: "no gate"})] = key(
-        -1, "gate: skipped steps in it; -1 = none"
-    )
+    max_nonfinite_steps: Annotated[int, at_least(0, or_else={-1: "no gate"})] = key(-1, "gate: skipped steps in it")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -310,22 +260,16 @@ class PhasesConfig:
 
     plan: dict[str, PhaseConfig] = key({}, "NAME -> base.phase(steps, usd, ...)")
     accept: str = key("", "go on although this phase failed its gate or spent its budget")
-    shrink: Literal["", "cpu"] = key(
-        "", "cpu = the whole plan small: 2 layers of d 128, 8 rows of 128, steps and dollars over 500"
-    )
+    shrink: Literal["", "cpu"] = key("", "cpu: all small: 2 layers of d 128, 8 rows of 128, steps and dollars over 500")
 
 
 @dataclasses.dataclass(frozen=True)
 class StopConfig:
     """when to stop; by what the run took, by the forecast of the loss"""
 
-    usd: NotNegative = key(
-        0.0, "what the whole run may cost: all starts, and the pauses that were paid for; 0 = no limit"
-    )
+    usd: NotNegative = key(0.0, "what the whole run may cost: all starts, and pauses that were paid for; 0 = no limit")
     hours: NotNegative = key(0.0, "the same in hours; raise them to go on")
-    usd_per_centinat: NotNegative = key(
-        0.0, "stop when the rest of the plan costs more than this for 0.01 nats; 0 = never"
-    )
+    usd_per_centinat: NotNegative = key(0.0, "stop when the rest of the plan costs more for 0.01 nats; 0 = never")
     steps: Steps = key(0, "stop after this step, on the way to train.steps; 0 = no limit")
 
 
@@ -333,17 +277,13 @@ class StopConfig:
 class StabilityConfig:
     """non-finite steps, loss spikes; what to do about them"""
 
-    roll_back: bool = key(
-        True, "to the last good checkpoint, past the batches that spoiled it; False = stop (exit code 3)"
-    )
+    roll_back: bool = key(True, "to the last good checkpoint, past the batches that spoiled it; else stop (code 3)")
     spike_z: NotNegative = key(8.0, "robust z-score of a step's loss from which it is a spike; 0 = off")
     spike_steps: Steps = key(20, "this many spikes in a row call for a rollback; 0 = only log them")
     skip: tuple[Annotated[str, written(r"[0-9]{1,18}:[0-9]{1,18}", "the first and the last batch as A:B")], ...] = key(
         (), 'batches to pass over, by hand: "A:B" from batch A to batch B of the order'
     )
-    overfit_evals: Annotated[int, at_least(0)] = key(
-        3, "say so when validation rose this many times in a row while training fell; 0 = off"
-    )
+    overfit_evals: Natural = key(3, "say so when validation rose this many times in a row while training fell; 0 = off")
 
     @property
     def windows(self) -> tuple[tuple[int, int], ...]:
@@ -379,12 +319,8 @@ class RunsConfig:
 class NotifyConfig:
     """messages to you"""
 
-    urls: tuple[str, ...] = key(
-        (), 'https:// = webhook (JSON); other schemes need pip install -e ".[notify]" (apprise)'
-    )
-    events: tuple[Literal["gate", "stall", "crash", "end", "budget"], ...] = key(
-        ("gate", "stall", "crash", "end", "budget"), "what is told"
-    )
+    urls: tuple[str, ...] = key((), 'https:// = webhook (JSON); others need pip install -e ".[notify]" (apprise)')
+    events: tuple[Event, ...] = key(get_args(Event), "what is told")
     heartbeat_url: str = key("", "asked every heartbeat_minutes while steps go on; its silence is the alarm")
     heartbeat_minutes: Positive = key(5.0, "between two of them")
 
@@ -416,9 +352,7 @@ class HardwareConfig:
     usd_per_hour: NotNegative = key(0.0, "what the machine costs, for the dollars in the progress line")
     peak_tflops: NotNegative = key(0.0, "of one device, for MFU; 0 = by the device's name")
     compile_cache: str = key("~/.cache/jaxlm/xla", 'persistent compile cache; "" = off')
-    xla_flags: tuple[str, ...] = key(
-        (), "XLA flags added to those that jaxlm sets (docs/performance.md); the later one counts"
-    )
+    xla_flags: tuple[str, ...] = key((), "added to those that jaxlm sets (docs/performance.md); the later one counts")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -446,10 +380,8 @@ _MESH = written(
 class PlanConfig:
     """what `jaxlm plan` assumes"""
 
-    mesh: Annotated[str, _MESH] = key(
-        "", 'plan for a mesh that is not there, such as fsdp:64 or data:4,fsdp:8; "" = one device of each kind'
-    )
-    hosts: Annotated[int, at_least(0)] = key(0, "over how many hosts that mesh goes; 0 = eight devices to a host")
+    mesh: Annotated[str, _MESH] = key("", 'plan for a mesh that is not there; "" = one device of each kind')
+    hosts: Natural = key(0, "over how many hosts that mesh goes; 0 = eight devices to a host")
     prices: str = key("", 'your own copy of configs/prices.toml; "" = the shipped one')
     accelerator: str = key("", 'only this one of the prices file; "" = all')
     compile: bool = key(True, "compile the real step for the mesh, from shapes alone; False = arithmetic only")
@@ -465,13 +397,11 @@ class TuneConfig:
     """what `jaxlm tune` tries; it varies one setting after the other from the best so far"""
 
     exhaustive: bool = key(False, "True: every combination")
-    microbatch_sizes: tuple[Annotated[int, at_least(1)], ...] = key(
-        (), "() = halves of train.batch_size, down to the mesh's own"
-    )
-    remat: tuple[Remat, ...] = key(("none", "names", "dots", "full"), "of model.remat")
+    microbatch_sizes: tuple[Size, ...] = key((), "() = halves of train.batch_size, down to the mesh's own")
+    remat: tuple[Remat, ...] = key(get_args(Remat), "of model.remat")
     attention: tuple[Attention, ...] = key((), "of model.attention; () = every backend that this device runs")
     scan_layers: tuple[bool, ...] = key((False, True), "of model.scan_layers")
-    tile_tokens: tuple[Annotated[int, at_least(0)], ...] = key((0, 2048), "of loss.tile_tokens")
+    tile_tokens: tuple[Natural, ...] = key((0, 2048), "of loss.tile_tokens")
     steps: Annotated[int, at_least(1)] = key(10, "timed for each at most")
     max_seconds: NotNegative = key(1800.0, "begin no further candidate after this")
     memory_gb: NotNegative = key(0.0, "of a device; 0 = what it says it has")
@@ -483,7 +413,7 @@ class DistributedConfig:
 
     auto: bool = key(False, "True: JAX looks for a cluster that it knows (GKE, GCE TPU pods, Kubernetes)")
     coordinator: str = key("", "host:port of process 0")
-    num_processes: Annotated[int, at_least(0)] = key(0, "with a coordinator: how many processes there are")
+    num_processes: Natural = key(0, "with a coordinator: how many processes there are")
     process_id: Annotated[int, at_least(-1)] = key(-1, "with a coordinator: which of them this is, from 0")
     start_timeout_s: Annotated[float, at_least(1)] = key(300.0, "a process that has not come by then ends the start")
     heartbeat_s: Annotated[float, at_least(1)] = key(100.0, "a process that is silent for this long ends the run")
@@ -495,16 +425,12 @@ class Config:
         "pretrain", "the program that `jaxlm train` and `python -m jaxlm.main` run"
     )
     workdir: str = key("", "folder of this run: checkpoints, metrics, samples; required to train")
-    seed: Annotated[int, within(0, 2**32 - 1)] = key(
-        0, "initial weights, order of rows, dropout and samples all follow from it"
-    )
+    seed: Annotated[int, within(0, 2**32 - 1)] = key(0, "of initial weights, order of rows, dropout and samples")
     origin: str = key("", 'the folder of a run whose weights this one begins with; "" = new weights')
     origin_checkpoint: Annotated[str, written("latest|best|[0-9]{1,18}", "latest, best or a step")] = key(
         "latest", "of the origin: latest, best or a step"
     )
-    origin_state: bool = key(
-        False, "True: begin with the origin's optimizer state, step and order of batches too (a branch)"
-    )
+    origin_state: bool = key(False, "True: with the origin's optimizer state, step and order of batches too (a branch)")
     origin_merge: bool = key(True, "False: an origin that is a LoRA is not merged, and the same adapter is trained on")
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
@@ -535,3 +461,9 @@ class Config:
     tune: TuneConfig = TuneConfig()
     engine: Literal["local", "ray", "slurm"] = key("local", "what runs the tasks of `jaxlm prepare`")
     prepare: PrepareConfig = PrepareConfig()
+
+
+def with_keys(config: Config, **sections: Mapping) -> Config:
+    """Returns the config with some values changed: `with_keys(config, train={"steps": 5}, model={"remat": "none"})`."""
+    changed = {name: dataclasses.replace(getattr(config, name), **keys) for name, keys in sections.items()}
+    return dataclasses.replace(config, **changed)

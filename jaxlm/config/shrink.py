@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 from jaxlm.config.corpora import DataConfig, SourceConfig
-from jaxlm.config.schema import Config, PhaseConfig
+from jaxlm.config.schema import Config, PhaseConfig, with_keys
 
 BY = 500  # steps, tokens and dollars are divided by this
 ROWS, TOKENS = 8, 128  # of a batch
@@ -66,8 +66,7 @@ def shrunk(c: Config) -> Config:
         "phases": {"plan": {name: _phase(phase) for name, phase in phases}, "shrink": ""},
         "stop": {"usd": c.stop.usd / BY},
     }
-    sections = {name: dataclasses.replace(getattr(c, name), **keys) for name, keys in changes.items()}
-    return dataclasses.replace(c, **sections)
+    return with_keys(c, **changes)
 
 
 def summary(c: Config, unread: str = "") -> str:
@@ -100,9 +99,6 @@ def _data(d: DataConfig) -> dict[str, object]:
 
 
 def _phase(phase: PhaseConfig) -> PhaseConfig:
-    return dataclasses.replace(
-        phase,
-        steps=max(_over(phase.steps), LEAST_STEPS) if phase.steps else 0,
-        tokens=max(_over(phase.tokens), LEAST_STEPS * ROWS * TOKENS) if phase.tokens else 0,
-        usd=phase.usd / BY,
-    )
+    steps = max(_over(phase.steps), LEAST_STEPS) if phase.steps else 0
+    tokens = max(_over(phase.tokens), LEAST_STEPS * ROWS * TOKENS) if phase.tokens else 0
+    return dataclasses.replace(phase, steps=steps, tokens=tokens, usd=phase.usd / BY)

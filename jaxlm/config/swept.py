@@ -6,8 +6,6 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
-from ml_collections import config_dict
-
 from jaxlm.config import ConfigError, config_files
 
 _FIXED = ("data.", "prepare.", "eval.", "workdir", "program")
@@ -22,7 +20,7 @@ def split(overrides: Sequence[str]) -> tuple[list[str], dict[str, Sequence]]:
     base, plain, swept = config_files.load("base"), [], {}
     for override in overrides:
         key, _, text = override.partition("=")
-        own, fixed = value_of(base, key), key.startswith(_FIXED)
+        own, fixed = config_files.value_of(base, key.split(".")), key.startswith(_FIXED)
         single = ";" not in text and (isinstance(own, tuple) or (fixed and isinstance(own, str)))  # a path with a comma
         values = [value.strip() for value in text.split(";" if ";" in text else ",")]
         if ".." in text and isinstance(own, int | float):
@@ -64,11 +62,3 @@ def combined(swept: Mapping[str, Sequence[str]], one_at_a_time: bool) -> list[li
     return (
         [[], *([value] for values in named for value in values)] if one_at_a_time else list(itertools.product(*named))
     )
-
-
-def value_of(config: config_dict.ConfigDict, key: str) -> object:
-    """Returns the value of a dotted key; None if there is no such key."""
-    value: object = config
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, config_dict.ConfigDict) else None
-    return value

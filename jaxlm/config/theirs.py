@@ -146,8 +146,7 @@ def table() -> dict[str, tuple[str, str]]:
     names = {}
     for line in _TABLE.replace("\n  ", " ").strip().splitlines():
         ours, _, theirs = line.rpartition(": ")
-        meaning = ("", ours[3:-1]) if ours.startswith("- (") else (ours, "")
-        names |= dict.fromkeys(theirs.split(), meaning)
+        names |= dict.fromkeys(theirs.split(), ("", ours[3:-1]) if ours.startswith("- (") else (ours, ""))
     return names
 
 

@@ -90,10 +90,8 @@ def join_cluster(config: DistributedConfig) -> None:
         return
     if config.coordinator:
         if not 0 <= config.process_id < config.num_processes:
-            raise ConfigError(
-                f"distributed.coordinator needs process_id from 0 to num_processes - 1, not {config.process_id} "
-                f"(num_processes={config.num_processes})"
-            )
+            given = f"{config.process_id} (num_processes={config.num_processes})"
+            raise ConfigError(f"distributed.coordinator needs process_id from 0 to num_processes - 1, not {given}")
         if not config.coordinator.rpartition(":")[2].isdecimal():
             raise ConfigError(f"distributed.coordinator={config.coordinator}: give HOST:PORT of process 0")
         here = f"process {config.process_id} of {config.num_processes}"
@@ -102,9 +100,7 @@ def join_cluster(config: DistributedConfig) -> None:
                 _reach(config)
             jax.distributed.initialize(config.coordinator, config.num_processes, config.process_id, **_timeouts(config))
     elif config.num_processes > 1:
-        raise ConfigError(
-            f"distributed.num_processes={config.num_processes} needs distributed.coordinator=HOST:PORT of process 0"
-        )
+        raise ConfigError(f"distributed.num_processes={config.num_processes} needs distributed.coordinator=HOST:PORT")
     elif config.auto or _in_cluster():
         with _waiting(config, "this process waits for the others of its cluster"):
             jax.distributed.initialize(**_timeouts(config))
@@ -160,9 +156,8 @@ def several(config: DistributedConfig) -> bool:
 def _in_cluster() -> bool:
     """True if the environment says that this is one of several processes."""
     sizes = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
-    return any(int(os.environ.get(name) or 1) > 1 for name in sizes) or "," in os.environ.get(
-        "TPU_WORKER_HOSTNAMES", ""
-    )
+    several_hosts = "," in os.environ.get("TPU_WORKER_HOSTNAMES", "")
+    return several_hosts or any(int(os.environ.get(name) or 1) > 1 for name in sizes)
 
 
 def together(
@@ -239,18 +234,15 @@ def apply_xla_flags(wanted: tuple[str, ...]) -> None:
 def _flag(text: str) -> str:
     name, equals, value = text.strip().lstrip("-").partition("=")
     if not name.startswith("xla_") or not equals or " " in text.strip():
-        raise ConfigError(
-            f"config.hardware.xla_flags: {text!r} is not xla_NAME=VALUE, such as xla_gpu_autotune_level=4"
-        )
+        raise ConfigError(f"hardware.xla_flags: {text!r} is not xla_NAME=VALUE, such as xla_gpu_autotune_level=4")
     return f"--{name}={value}"
 
 
 def _check_flags(flags: str) -> None:
     """Tries the flags in a child process, since XLA ends a process on a bad flag. Raises ConfigError."""
     env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    tried = subprocess.run(
-        [sys.executable, "-c", "import jax; jax.jit(lambda: 0)()"], env=env, capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", "import jax; jax.jit(lambda: 0)()"]
+    tried = subprocess.run(command, env=env, capture_output=True, text=True)
     if tried.returncode:
         lines = [line for line in tried.stderr.splitlines() if "flag" in line.lower()] or tried.stderr.splitlines()
         reason = lines[0].split("] ")[-1].strip() if lines else f"exit code {tried.returncode}"

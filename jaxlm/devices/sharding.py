@@ -21,37 +21,33 @@ MESH_AXES = ("data", "fsdp", "context", "tensor")
 BATCH_AXES = ("data", "fsdp")
 CONTEXT_ATTENTION = ("xla", "blocked", "cudnn")  # in these backends a part of a row attends to all keys of the row
 
-# Logical axis -> the mesh axes that split it; None: it is never split. Models name logical axes only, so how a model is
+# Logical axis -> the mesh axes that split it; (): it is never split. Models name logical axes only, so how a model is
 # laid out is changed here and nowhere else. `spec` drops a mesh axis that does not divide a dimension: 2 key-value heads
 # on tensor=4 are then whole on every device, which costs memory but computes the same. Where it would cost too much (the
 # batch, the heads, the MLP), the checks below refuse.
 RULES = {
     "batch": BATCH_AXES,
-    "seq": "context",
-    "embed": "fsdp",  # d_model of a parameter
-    "act_embed": None,  # d_model of an activation
-    "vocab": "tensor",
-    "heads": "tensor",
-    "kv_heads": "tensor",
-    "head_dim": None,
-    "mlp": "tensor",
-    "norm": None,
-    "position": None,
+    "seq": ("context",),
+    "embed": ("fsdp",),  # d_model of a parameter
+    "act_embed": (),  # d_model of an activation
+    "vocab": ("tensor",),
+    "heads": ("tensor",),
+    "kv_heads": ("tensor",),
+    "head_dim": (),
+    "mlp": ("tensor",),
+    "norm": (),
+    "position": (),
 }
 
 
 def mesh_shape(config: MeshConfig, n_devices: int) -> dict[str, int]:
     """Returns axis -> its size, with -1 replaced. Raises ConfigError if the sizes do not multiply to `n_devices`."""
     sizes = {axis: getattr(config, axis) for axis in MESH_AXES}
-    fixed = int(np.prod([size for size in sizes.values() if size != -1]))
-    for axis, size in sizes.items():
-        if size == -1:
-            sizes[axis] = max(n_devices // fixed, 1)
-    if int(np.prod(list(sizes.values()))) != n_devices:
+    rest = max(n_devices // math.prod(size for size in sizes.values() if size != -1), 1)
+    sizes = {axis: rest if size == -1 else size for axis, size in sizes.items()}
+    if math.prod(sizes.values()) != n_devices:
         axes = " x ".join(f"{axis}={size}" for axis, size in sizes.items())
-        raise ConfigError(
-            f"mesh {axes} does not make {n_devices} devices: the product of the axes must (-1: all that remain)"
-        )
+        raise ConfigError(f"mesh {axes} does not make {n_devices} devices: their product must (-1: all that remain)")
     return sizes
 
 
@@ -104,9 +100,8 @@ def hybrid_shape(sizes: dict[str, int], granules: typing.Sequence[int]) -> tuple
     if left > 1:
         axes = " x ".join(f"{axis}={size}" for axis, size in sizes.items())
         groups = f"{len(granules)} hosts (or slices) of {granules[0]} devices"
-        raise ConfigError(
-            f"mesh {axes} would split tensor over {groups}: make data x fsdp x context a multiple of {len(granules)}"
-        )
+        advice = f"make data x fsdp x context a multiple of {len(granules)}"
+        raise ConfigError(f"mesh {axes} would split tensor over {groups}: {advice}")
     return tuple(size // ways for size, ways in zip(sizes.values(), outer, strict=True)), tuple(outer)
 
 
@@ -122,10 +117,8 @@ def check_context(mesh: Mesh | AbstractMesh, seq_len: int, model: ModelConfig) -
     if seq_len % ways:
         raise ConfigError(f"train.seq_len={seq_len} is not divisible by the mesh's context={ways} devices")
     if ways > 1 and model.attention not in ("auto", *CONTEXT_ATTENTION):
-        others = ", ".join(CONTEXT_ATTENTION)
-        raise ConfigError(
-            f"model.attention={model.attention} does not split rows over mesh.context={ways}; take {others}"
-        )
+        refused, others = f"model.attention={model.attention}", ", ".join(CONTEXT_ATTENTION)
+        raise ConfigError(f"{refused} does not split rows over mesh.context={ways}; take {others}")
     if ways > 1 and model.fp8:
         raise ConfigError(f"model.fp8 does not split rows over mesh.context={ways}; leave one of them out")
 
@@ -163,12 +156,8 @@ def spec(
     """
     used, entries = set(), []
     for name, size in zip(logical, shape, strict=True):
-        rule = RULES[name] if name else None
-        axes = tuple(
-            a
-            for a in ((rule,) if isinstance(rule, str) else rule or ())
-            if a not in used and (ones or mesh.shape[a] > 1)
-        )
+        rule = RULES[name] if name else ()
+        axes = tuple(axis for axis in rule if axis not in used and (ones or mesh.shape[axis] > 1))
         if not axes or size % int(np.prod([mesh.shape[a] for a in axes])):
             entries.append(None)
             continue

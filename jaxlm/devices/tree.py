@@ -46,9 +46,7 @@ def regex_mask(tree: typing.Any, yes: typing.Sequence[str], no: typing.Sequence[
     def decide(name: str, _) -> bool:
         in_yes, in_no = (any(re.fullmatch(p, name) for p in patterns) for patterns in (yes, no))
         if in_yes == in_no:
-            raise ValueError(
-                f"parameter {name} matches {'both' if in_yes else 'neither'} of {tuple(yes)} and {tuple(no)}"
-            )
+            raise ValueError(f"parameter {name} matches {'both' if in_yes else 'neither'} of {yes} and {no}")
         return in_yes
 
     return map_named(decide, tree)

@@ -139,17 +139,14 @@ class Child:
         """Ends the process on any error or interrupt: a late answer would be taken for the answer to the next message."""
         try:
             yield
-        except TimeoutError:
-            self.end()
-            raise
-        except (EOFError, OSError):
+        except BaseException as error:
+            died = isinstance(error, EOFError | OSError) and not isinstance(error, TimeoutError)
             end = time.monotonic() + _DYING_S
-            while self._lives() and time.monotonic() < end:
+            while died and self._lives() and time.monotonic() < end:
                 time.sleep(0.01)
             self.end()
-            raise Died(self._popen.returncode, self._last_words()) from None
-        except BaseException:
-            self.end()
+            if died:
+                raise Died(self._popen.returncode, self._last_words()) from None
             raise
 
     def _lives(self) -> bool:

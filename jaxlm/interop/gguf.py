@@ -240,6 +240,6 @@ def _add_tokenizer(writer: typing.Any, tokenizer: Tokenizer) -> None:
     writer.add_add_bos_token(True)
     writer.add_add_eos_token(False)
     if chat.speaks(tokenizer):
-        writer.add_eot_token_id(chat.end_id(tokenizer))
+        writer.add_eot_token_id(tokenizer.find(chat.END))
         # Only transformers knows the tag that marks answers; llama-cpp-python may fail on the tag when it loads the model.
         writer.add_chat_template(re.sub(r"{% (end)?generation %}", "", chat.TEMPLATE))

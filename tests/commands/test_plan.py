@@ -172,7 +172,7 @@ def test_a_mesh_that_is_not_there_is_compiled(capsys, monkeypatch):
 @pytest.mark.usefixtures("no_plugin")
 def test_a_parameter_left_whole_is_told(capsys, monkeypatch):
     """The mutation: without its rule the model dimension stays whole on every device."""
-    monkeypatch.setitem(sharding.RULES, "embed", None)
+    monkeypatch.setitem(sharding.RULES, "embed", ())
     small = ("--config.train.seq_len=64", "--config.model.n_layers=1", "--config.model.remat=full")
     _, out, _ = run(capsys, "--config=quickstart", "--config.plan.mesh=fsdp:4", *small)
     assert "left whole on all: 1 of them, the largest embed/embedding with 1.05M numbers" in out

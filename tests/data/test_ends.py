@@ -153,7 +153,7 @@ def test_templates_that_do_not_suit(ours, tmp_path):
     for tokenizer, asked, why in (
         (speaks, "chatml", "the model has a chat template of its own"),
         (base, "chatlm", r"can't be read .*: chatml, plain, or a file"),
-        (base, f"{tmp_path}/empty.jinja", "is empty: write a Jinja template"),
+        (base, f"{tmp_path}/empty.jinja", r"can't be read \(it is empty\): chatml, plain, or a file"),
         (ours, "chatml", "this model uses jaxlm's ChatML"),
     ):
         with pytest.raises(ConfigError, match=f"^config.examples.template={asked}:? {why}"):

@@ -19,17 +19,7 @@ from jaxlm.config import ConfigError, EvalConfig
 from jaxlm.corpus.dedup.signatures import mix
 from jaxlm.data.batches.order import Order
 from jaxlm.data.batches.removed import Removed
-from jaxlm.data.shards import mixture as mixture_lib
-from jaxlm.data.shards.mixture import (
-    Final,
-    Windows,
-    count_draws,
-    cycle_ranks,
-    drawn_mixture,
-    mixture_cycle,
-    normalise_mixture,
-    rounding,
-)
+from jaxlm.data.shards import mixture as mixtures
 from jaxlm.data.shards.shards import SPLITS, DataDir, TokenStream
 from jaxlm.data.shards.verify import Entry
 
@@ -91,9 +81,9 @@ class RowPlan:
         shares, first, drawn = self.shares, 0, np.zeros(len(self.names), np.int64)
         if self.final_shares and number >= self.final_begins:
             shares, first = self.final_shares, self.final_begins
-            drawn = count_draws(self.shares, first * self.batch_size)
-        cycle = mixture_cycle(shares)
-        rank, per_cycle = cycle_ranks(shares)
+            drawn = mixtures.count_draws(self.shares, first * self.batch_size)
+        cycle = mixtures.mixture_cycle(shares)
+        rank, per_cycle = mixtures.cycle_ranks(shares)
         slot = np.int64((int(number) - first) * self.batch_size) + np.asarray(slots, np.int64)
         turn, place = np.divmod(slot, cycle.size)
         source = cycle[place].astype(np.int64)
@@ -109,13 +99,13 @@ class RowPlan:
         """Returns the numbers, from 0 and below `batches`, of the batches that have a source's rows: `locate`'s inverse."""
         k, numbers = self.names.index(name), []
         switch = min(self.final_begins, batches) if self.final_shares else batches
-        before = count_draws(self.shares, switch * self.batch_size)[k]
+        before = mixtures.count_draws(self.shares, switch * self.batch_size)[k]
         for shares, first, last, drawn in ((self.shares, 0, switch, 0), (self.final_shares, switch, batches, before)):
             if first == last or not shares[k]:
                 continue
-            cycle, count = mixture_cycle(shares), self.row_counts[k]
+            cycle, count = mixtures.mixture_cycle(shares), self.row_counts[k]
             places = np.flatnonzero(cycle == k)
-            end = drawn + count_draws(shares, (last - first) * self.batch_size)[k]
+            end = drawn + mixtures.count_draws(shares, (last - first) * self.batch_size)[k]
             for epoch in range(drawn // count, -(-end // count)):
                 draw = epoch * count + permute(rows, count, f"{self.seed}/{name}/{epoch}", inverse=True)
                 turn, rank = np.divmod(draw[(draw >= drawn) & (draw < end)] - drawn, len(places))
@@ -135,8 +125,8 @@ def plan_rows(
     seed: int,
     seq_len: int,
     batch_size: int,
-    passed_over: Windows = (),
-    final: Final | None = None,
+    passed_over: mixtures.Windows = (),
+    final: mixtures.Final | None = None,
 ) -> RowPlan:
     """Returns the row plan. `passed_over`, the skipped batches, only decides where a final mixture begins.
 
@@ -144,15 +134,13 @@ def plan_rows(
     """
     # Sorted by name, so that the order of the manifest or the mixture changes no batch.
     names = sorted(token_counts)
-    first = normalise_mixture(mixture, names)
-    last = normalise_mixture(final.mixture, names) if final else {}
+    first = mixtures.normalise_mixture(mixture, names)
+    last = mixtures.normalise_mixture(final.mixture, names) if final else {}
     names = [name for name in names if name in first or name in last]
     for name in names:
         if count_rows(token_counts[name], seq_len) == 0:
-            raise ConfigError(
-                f"source '{name}' holds {token_counts[name]:,} training tokens, fewer than one row of seq_len + 1 = "
-                f"{seq_len + 1:,}; lower train.seq_len or give the source more text"
-            )
+            few = f"{token_counts[name]:,} training tokens, fewer than one row of seq_len + 1 = {seq_len + 1:,}"
+            raise ConfigError(f"source '{name}' holds {few}; lower train.seq_len or give the source more text")
     return RowPlan(
         seed=int(seed),
         names=tuple(names),
@@ -173,16 +161,16 @@ class Rows(Order):
     seed: int
     seq_len: int  # T
     batch_size: int  # B
-    passed_over: Windows = ()
-    final: Final | None = None  # the mixture of the last batches
+    passed_over: mixtures.Windows = ()
+    final: mixtures.Final | None = None  # the mixture of the last batches
     removed: Removed | None = None  # documents that teach nothing
 
     @functools.cached_property
     def plan(self) -> RowPlan:
         """The map from slots to rows. Raises ConfigError as `plan_rows` does."""
         sizes = {"seed": self.seed, "seq_len": self.seq_len, "batch_size": self.batch_size}
-        mixtures = {"mixture": self.mixture, "final": self.final}
-        return plan_rows(self.data.token_counts(), **mixtures, **sizes, passed_over=self.passed_over)
+        both = {"mixture": self.mixture, "final": self.final}
+        return plan_rows(self.data.token_counts(), **both, **sizes, passed_over=self.passed_over)
 
     @functools.cached_property
     def streams(self) -> list[TokenStream]:
@@ -208,10 +196,8 @@ class Rows(Order):
             for k, r in zip(source.tolist(), row.tolist(), strict=True):
                 shard = self.streams[k].shard(r * self.seq_len)
                 entries[shard["file"]] = shard
-        for split in SPLITS:
-            for name in self.plan.names:
-                for shard in self.data.entry(name, split)["shards"]:
-                    entries.setdefault(shard["file"], shard)
+        streams = (self.data.entry(name, split) for split in SPLITS for name in self.plan.names)
+        entries |= {shard["file"]: shard for stream in streams for shard in stream["shards"]}
         return list(entries.values())
 
     def places(self, step: int) -> list[str]:
@@ -226,7 +212,7 @@ class Rows(Order):
         times: dict[str, float] = {}
         for mixture, length in stretches:
             trained = length * self.batch_size * self.seq_len
-            for name, share in drawn_mixture(mixture, list(tokens)).items():
+            for name, share in mixtures.drawn_mixture(mixture, list(tokens)).items():
                 if tokens[name]:
                     times[name] = times.get(name, 0.0) + trained * float(share) / tokens[name]
         return times
@@ -253,7 +239,7 @@ class Rows(Order):
         names = sorted(self.data.sources)
         return {
             "data": self.data.sha256,
-            "mixture": mixture_lib.words(normalise_mixture(self.mixture, names)),
+            "mixture": mixtures.words(mixtures.normalise_mixture(self.mixture, names)),
             "seed": str(self.seed),
             "seq_len": str(self.seq_len),
             "batch_size": str(self.batch_size),
@@ -337,15 +323,15 @@ def mixture_words(order: Rows, steps: int) -> str:
     if order.final is None:
         return ""
     names, last = list(order.data.token_counts()), order.switch()
-    first, final = (drawn_mixture(mixture, names) for mixture in (order.mixture, order.final.mixture))
+    first, final = (mixtures.drawn_mixture(mixture, names) for mixture in (order.mixture, order.final.mixture))
     beyond = f" (this run ends at step {steps:,})" if last >= steps else ""
     return f"{_shares(first)} to step {last:,}, then {_shares(final)}{beyond}"
 
 
 def rounded(order: Rows) -> list[str]:
     """Returns a line for each mixture of a run in which a source's drawn share is more than 1% off its weight."""
-    names, mixtures = list(order.data.token_counts()), [order.mixture, *([order.final.mixture] if order.final else [])]
-    return [line for line in (rounding(mixture, names) for mixture in mixtures) if line]
+    names, weights = list(order.data.token_counts()), [order.mixture, *([order.final.mixture] if order.final else [])]
+    return [line for line in (mixtures.rounding(mixture, names) for mixture in weights) if line]
 
 
 def _shares(shares: Mapping[str, fractions.Fraction]) -> str:
@@ -379,7 +365,7 @@ def steps_of(order: Rows, source: str, first: int, tokens: int, done: int) -> li
         return []
     rows = rows_of(order, source, np.array([[first, first + tokens]]))
     numbers = order.plan.find(source, rows, order.batch_number(done)) + 1
-    steps = (mixture_lib.step_of(number, order.passed_over) for number in numbers.tolist())
+    steps = (mixtures.step_of(number, order.passed_over) for number in numbers.tolist())
     return [step for number, step in zip(numbers.tolist(), steps, strict=True) if order.batch_number(step) == number]
 
 

@@ -164,8 +164,7 @@ class _Fit:
     def masked(self, examples: Sequence[Example]) -> list[_Row]:
         """Returns a row for each example."""
         segments = [(one,) if isinstance(one, Chat) else one.sides() for one in examples]
-        chats = [one for of in segments for one in of]
-        flat = masked(self.tokenizer, chats, self.notes.ignore)
+        flat = masked(self.tokenizer, [one for of in segments for one in of], self.notes.ignore)
         sides = iter(map(self._closed, flat) if self.closed else flat)
         parts = [tuple(itertools.islice(sides, len(of))) for of in segments]
         return [_Row(one, one, own) for one, own in zip(examples, parts, strict=True)]

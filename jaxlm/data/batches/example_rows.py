@@ -18,13 +18,11 @@ import numpy as np
 from jaxlm.config import ConfigError, DataConfig, EvalConfig, ExamplesConfig
 from jaxlm.data.batches import document_rows, encoded, pack_examples
 from jaxlm.data.batches import replay as replays
-from jaxlm.data.batches.encoded import Coded, Counts
 from jaxlm.data.batches.order import Order
 from jaxlm.data.chats import examples, masks, records
 from jaxlm.data.shards.mixture import Windows
 from jaxlm.data.shards.verify import Verifier
-from jaxlm.data.tokenizer import coder
-from jaxlm.data.tokenizer.coder import Coder
+from jaxlm.data.tokenizer.coder import Coder, virtual_ids
 
 _EPOCHS = 4  # whose orders are remembered
 _FEW = 20  # held-out examples by which a model can't be judged
@@ -45,19 +43,11 @@ class _At(typing.NamedTuple):
     counted: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
-class Replay:
-    """How much pretraining text comes between the examples."""
-
-    share: float  # of all targets that count, below 1
-    tokens: int  # of each piece; all its targets count
-
-
 class Plan:
     """The map from batches to rows of examples.
 
     `lengths`: the tokens that each example takes; `counted`: the targets of each that count; `most`: examples in a row,
-    0 for any number.
+    0 for any number; `share`: of all targets that count, below 1, in pieces of pretraining text of `piece` tokens.
     """
 
     def __init__(
@@ -69,10 +59,12 @@ class Plan:
         seq_len: int,
         batch_size: int,
         most: int = 0,
-        replay: Replay | None = None,
+        share: float = 0.0,
+        piece: int = 0,
     ):
         self._lengths, self._counted, self._seed = lengths.tolist(), counted.tolist(), seed
-        self._seq_len, self.batch_size, self._most, self._replay = seq_len, batch_size, most or seq_len, replay
+        self._seq_len, self.batch_size, self._most = seq_len, batch_size, most or seq_len
+        self._share, self._piece = share, piece
         # A batch's begin depends on all batches before it. The loader's threads ask for several batches at once.
         self._begins, self._lock = [_At()], threading.Lock()
         self._order = functools.lru_cache(maxsize=_EPOCHS)(self._order)
@@ -99,7 +91,7 @@ class Plan:
         slots = [self._most] * self.batch_size
         while True:
             item = self._next(examples, pieces, counted)
-            length = self._replay.tokens if item.replay else self._lengths[item.number]
+            length = self._piece if item.replay else self._lengths[item.number]
             row = pack_examples.first_fit(length, room, slots)
             if row is None:  # this item begins the next batch: nothing overtakes it, so no example waits for ever
                 return rows, _At(examples, pieces, counted)
@@ -111,9 +103,8 @@ class Plan:
 
     def _next(self, examples: int, pieces: int, counted: int) -> Item:
         """Returns the next example or, if replay has less than its share of the targets, the next piece."""
-        replay = self._replay
         # With p pieces of t tokens and c targets of examples, replay has its share where p * t = share * (p * t + c).
-        if replay and pieces * replay.tokens * (1 - replay.share) < replay.share * counted:
+        if pieces * self._piece * (1 - self._share) < self._share * counted:
             return Item(pieces, replay=True)
         epoch, position = divmod(examples, len(self._lengths))
         return Item(int(self._order(epoch)[position]))
@@ -162,9 +153,9 @@ class Packed(Order):
     """The examples of a run and the order in which it trains on them."""
 
     data: Texts
-    train: Coded
-    val: Coded  # held out; perhaps none
-    counts: Counts
+    train: encoded.Coded
+    val: encoded.Coded  # held out; perhaps none
+    counts: encoded.Counts
     sizes: Sizes
     replay: replays.Pieces | None = None  # pretraining text between the examples
     replay_share: float = 0.0  # of the targets that count
@@ -181,8 +172,8 @@ class Packed(Order):
     @functools.cached_property
     def plan(self) -> Plan:
         """The map from batches to rows of examples."""
-        replay = Replay(self.replay_share, self.replay.tokens) if self.replay else None
-        options = {**self.sizes._asdict(), "most": self._most, "replay": replay}
+        pieces = {"share": self.replay_share, "piece": self.replay.tokens} if self.replay else {}
+        options = {**self.sizes._asdict(), "most": self._most, **pieces}
         return Plan(self.train.lengths(), self.train.counted(), **options)
 
     @property
@@ -230,7 +221,7 @@ class Packed(Order):
         train, val = (dataclasses.replace(split, reference_Ex2=logp_Ex2) for split, logp_Ex2 in splits)
         return dataclasses.replace(self, train=train, val=val)
 
-    def _once(self, source: Coded, batch_size: int, examples: int | None = None) -> list[list[list[Item]]]:
+    def _once(self, source: encoded.Coded, batch_size: int, examples: int | None = None) -> list[list[list[Item]]]:
         """Returns the rows of batches that hold each example once, in order; the last batch may be partly empty."""
         batches, room, slots = [], [], []
         for number, length in enumerate(source.lengths()[:examples].tolist()):
@@ -246,25 +237,23 @@ class Packed(Order):
     def passes(self, steps: int) -> dict[str, float]:
         """Returns "examples" and the sources of the replayed text -> their epochs in a run of `steps` steps."""
         planned = min(steps, _PLANNED)
-        used = self.plan.used(planned)
-        many, pieces = (number * steps / max(1, planned) for number in used)
-        times = {"examples": many / len(self.train)}
-        return times | (self.replay.passes(round(pieces)) if self.replay else {})
+        many, pieces = (number * steps / max(1, planned) for number in self.plan.used(planned))
+        return {"examples": many / len(self.train)} | (self.replay.passes(round(pieces)) if self.replay else {})
 
     def places(self, step: int) -> list[str]:
         """Returns the places of the examples in a step's batch, "FILE:LINE", for the log. `step` counts from 1."""
         planned = self.plan.rows(self.batch_number(step) - 1)
         return [str(self.train.places[item.number]) for row in planned for item in row if not item.replay]
 
-    def _stacked(self, planned: Sequence[Sequence[Item]], source: Coded, ends: bool = True) -> Batch:
+    def _stacked(self, planned: Sequence[Sequence[Item]], source: encoded.Coded, ends: bool = True) -> Batch:
         """Returns the batch of rows of examples."""
         rows = [[segment for item in items for segment in self._group(item, source, ends)] for items in planned]
         batch = pack_examples.pack(rows, self.sizes.seq_len)
-        if virtual := coder.virtual_ids(self.data.encoder):  # virtual tokens have no weight, and no row in the head
+        if virtual := virtual_ids(self.data.encoder):  # virtual tokens have no weight, and no row in the head
             batch["targets"][np.isin(batch["targets"], virtual)] = self.data.encoder.eos_id
         return batch | (self._of_pairs(planned, source) if self.pairs else {})
 
-    def _of_pairs(self, planned: Sequence[Sequence[Item]], source: Coded) -> Batch:
+    def _of_pairs(self, planned: Sequence[Sequence[Item]], source: encoded.Coded) -> Batch:
         """Returns the `margin`, `pair` and, if the source has it, `reference` of a batch of pairs."""
         shape = (len(planned), pack_examples.pairs_in_row(self.sizes.seq_len))
         arrays = {"margin": np.zeros(shape, np.float32), "pair": np.zeros(shape, np.float32)}
@@ -277,7 +266,7 @@ class Packed(Order):
                 arrays["reference"][row, : 2 * len(items)] = source.reference_Ex2[numbers].reshape(-1)
         return arrays
 
-    def _group(self, item: Item, source: Coded, ends: bool) -> list[pack_examples.Segment]:
+    def _group(self, item: Item, source: encoded.Coded, ends: bool) -> list[pack_examples.Segment]:
         if item.replay:
             return self.replay.segments(item.number)
         weigh = (masks.SAID, masks.ENDS) if ends else (masks.SAID,)
@@ -304,7 +293,7 @@ def make(
     notes, what = records.Notes(settings.ignore), "pairs" if pairs else "chats"
     options = {"seq_len": sizes.seq_len, "closed": closed, "notes": notes}
 
-    def build(path: str, key: str, name: str, **seen: encoded.See) -> tuple[Coded, Counts]:
+    def build(path: str, key: str, name: str, **seen: encoded.See) -> tuple[encoded.Coded, encoded.Counts]:
         read = examples.read(path, settings.format, pairs, key, notes)
         read = (dataclasses.replace(one, last=True) for one in read) if settings.last_only and not pairs else read
         split, counts = encoded.build(read, tokenizer, **options, **seen)
@@ -314,7 +303,8 @@ def make(
 
     whole, counts = build(data.path, "data.path", what, see=see)
     if not len(whole):
-        why = _why(counts, notes, sizes.seq_len)
+        left_out = "; ".join(counts.lines("examples", sizes.seq_len)) + "; raise train.seq_len, or look at the data"
+        why = (notes.left_out or left_out) if counts.read else "it is empty"
         raise ConfigError(f"{data.path}: none of its {counts.read:,} {what} can be trained on: {why}")
     if settings.val_path:
         train, (val, _) = whole, build(settings.val_path, "examples.val_path", f"held-out {what}")
@@ -329,25 +319,16 @@ def make(
             say(f"{len(val)} of {len(whole):,} {what} are held out, too few to judge by: {more}")
     for line in notes.lines():
         say(line)
-    if pairs or not replay or coder.virtual_ids(tokenizer):  # prompt tuning does not change the model
+    if pairs or not replay or virtual_ids(tokenizer):  # prompt tuning does not change the model
         share = 0.0
     pieces = _pieces(replay, share, train, sizes) if share else None
     counted = {"examples": int(train.lengths().sum())} | (replay.token_counts() if pieces else {})
     verifier = replay.verifier if pieces else Verifier(pathlib.Path())
-    texts = Texts(tokenizer, _hash(train, tokenizer), counted, verifier, notes.as_before())
+    digest = hashlib.sha256(f"{train.sha256()} {tokenizer.sha256}".encode()).hexdigest()
+    texts = Texts(tokenizer, digest, counted, verifier, notes.as_before())
     return Packed(texts, train, val, counts, sizes, pieces, share)
 
 
-def _hash(train: Coded, tokenizer: Coder) -> str:
-    return hashlib.sha256(f"{train.sha256()} {tokenizer.sha256}".encode()).hexdigest()
-
-
-def _pieces(replay: replays.Text, share: float, train: Coded, sizes: Sizes) -> replays.Pieces:
+def _pieces(replay: replays.Text, share: float, train: encoded.Coded, sizes: Sizes) -> replays.Pieces:
     tokens = replays.piece_tokens(share, train.lengths(), train.counted(), sizes.seq_len, sizes.batch_size)
     return replays.Pieces(replay, tokens, sizes.seed)
-
-
-def _why(counts: Counts, notes: records.Notes, seq_len: int) -> str:
-    if not counts.read:
-        return "it is empty"
-    return notes.left_out or "; ".join(counts.lines("examples", seq_len)) + "; raise train.seq_len, or look at the data"

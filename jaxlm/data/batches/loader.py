@@ -88,7 +88,7 @@ class Ahead:
                 thread.join(0.02)
 
 
-class TrainLoader(Iterator[dict[str, np.ndarray]]):
+class TrainLoader(Iterator[dict[str, np.ndarray]], contextlib.AbstractContextManager):
     """Yields the rows `row_indices` of the batches of steps start_step + 1, ... without end. Close it, or use `with`.
 
     Raises RunError if a file can't be read or a batch takes over `stall_seconds` (a dead disk blocks a read for ever);
@@ -135,9 +135,8 @@ class TrainLoader(Iterator[dict[str, np.ndarray]]):
         raise self._failed
 
     def _failure(self, why: str, cause: Exception | None = None) -> RunError:
-        error = RunError(
-            f"the loader failed at step {self.step}: {why}; the same command goes on from the last checkpoint"
-        )
+        again = "the same command goes on from the last checkpoint"
+        error = RunError(f"the loader failed at step {self.step}: {why}; {again}")
         error.__cause__ = cause
         return error
 
@@ -147,9 +146,6 @@ class TrainLoader(Iterator[dict[str, np.ndarray]]):
     def close(self) -> None:
         """Stops the threads, within a second even if a read hangs. A second call does nothing."""
         self._close()
-
-    def __enter__(self) -> "TrainLoader":
-        return self
 
     def __exit__(self, *exc) -> None:
         self.close()

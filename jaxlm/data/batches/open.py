@@ -65,14 +65,12 @@ def open_mixture(
     """
     opened = open_data(data.dir, check)
     if vocab_size and opened.vocab_size != vocab_size:
-        raise ConfigError(
-            f"the tokenizer in {data.dir} has {opened.vocab_size} tokens: set "
-            f"--config.model.vocab_size={opened.vocab_size}, or another config.data.dir"
-        )
+        advice = f"set --config.model.vocab_size={opened.vocab_size}, or another config.data.dir"
+        raise ConfigError(f"the tokenizer in {data.dir} has {opened.vocab_size} tokens: {advice}")
     if unknown := [name for name in data.sources if name not in opened.sources]:
+        there = f"the data in {data.dir} has {', '.join(opened.sources)}"
         raise ConfigError(
-            f"config.data.sources names {unknown[0]}, but the data in {data.dir} has {', '.join(opened.sources)}: "
-            "take this source out, or name another config.data.dir"
+            f"data.sources names {unknown[0]}, but {there}: take this source out or name another data.dir"
         )
     final_weights(dict.fromkeys(opened.sources, 1.0), data.final.weights)  # refuses names that nothing in the data has
     later = {name: 0.0 for name in data.final.weights}

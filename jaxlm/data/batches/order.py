@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 
 from jaxlm.config import ConfigError
 from jaxlm.data.shards import mixture
-from jaxlm.data.shards.mixture import Windows, merge_windows
 from jaxlm.data.tokenizer.coder import Encoded
 
 _FINAL = {"final": "data.final.weights", "final_share": "data.final.share"}
@@ -27,10 +26,10 @@ class Order:
     """
 
     data: Encoded
-    passed_over: Windows  # to skip, (first, last) from 1; may grow after a run's last step
+    passed_over: mixture.Windows  # to skip, (first, last) from 1; may grow after a run's last step
 
     def __post_init__(self):
-        object.__setattr__(self, "passed_over", merge_windows(self.passed_over))
+        object.__setattr__(self, "passed_over", mixture.merge_windows(self.passed_over))
 
     def parts(self) -> dict[str, str]:
         """Returns name -> value of all that decides the batches but the skipped windows, which may grow at a rollback."""
@@ -59,7 +58,7 @@ class Order:
         """Returns the number of a step's batch, both from 1: `step` itself if nothing is skipped; 0 for step 0."""
         return mixture.batch_number(step, self.passed_over)
 
-    def passing_over(self, windows: Windows) -> typing.Self:
+    def passing_over(self, windows: mixture.Windows) -> typing.Self:
         """Returns the same order, which skips the batches in these windows and no others."""
         return dataclasses.replace(self, passed_over=tuple(windows))
 
@@ -82,29 +81,20 @@ def check_fingerprint(
     The final mixture may move, because `train.steps` was raised, as long as none of its batches was trained on. A branch
     may change the final mixture, and begin to do without documents, under the same condition.
     """
-    names = {key: key for key in current if key != "sha256" and not key.startswith(("final", "without"))} | _REMOVED
-    windows = merge_windows(passed_over)
-    if (
-        branch
-        and "without" not in saved
-        and mixture.batch_number(done, windows) < float(current.get("without_batch", 0))
-    ):
-        names = {key: name for key, name in names.items() if key not in _REMOVED}
-    changed = [key for key in names if saved.get(key) != current.get(key)]
-    if not changed and not branch:
-        names = _FINAL
-        changed = [key for key in names if saved.get(key) != current.get(key)]
-    if changed:
+    names = {key: key for key in current if key != "sha256" and not key.startswith(("final", "without"))}
+    trained = mixture.batch_number(done, windows := mixture.merge_windows(passed_over))
+    if not branch:
+        names |= _FINAL
+    if not branch or "without" in saved or trained >= float(current.get("without_batch", 0)):
+        names |= _REMOVED
+    if changed := [key for key in names if saved.get(key) != current.get(key)]:
         pairs = ((names[key], saved.get(key, "not set"), current.get(key, "not set")) for key in changed)
-        differs = "; ".join(f"{name} was {str(was)[:60]}, is {str(now)[:60]}" for name, was, now in pairs)
-        raise ConfigError(
-            f"this run's batches would differ from those it was trained on: {differs}; set them back or use a new workdir"
-        )
+        values = "; ".join(f"{name} was {str(was)[:60]}, is {str(now)[:60]}" for name, was, now in pairs)
+        differs = "this run's batches would differ from those it was trained on"
+        raise ConfigError(f"{differs}: {values}; set them back or use a new workdir")
     was, now = (mixture.begins(fingerprint, windows) for fingerprint in (saved, current))
     moved = was != now or saved.get("final") != current.get("final")
-    if moved and min(was, now) < mixture.batch_number(done, windows):
+    if moved and min(was, now) < trained:
         began, begins = (f"after batch {at:,.0f}" if at < math.inf else "never" for at in (was, now))
-        raise ConfigError(
-            f"data.final can't change at step {done:,}: it was to begin {began}, now {begins}; set "
-            "data.final back, and optim.schedule_steps to the steps of the old schedule"
-        )
+        advice = "set data.final back, and optim.schedule_steps to the steps of the old schedule"
+        raise ConfigError(f"data.final can't change at step {done:,}: it was to begin {began}, now {begins}; {advice}")

@@ -50,14 +50,10 @@ def pack(rows: Sequence[Sequence[Segment]], seq_len: int) -> dict[str, np.ndarra
 def _check(segments: Sequence[Segment], seq_len: int) -> None:
     for segment in segments:
         if len(segment.ids) < 2 or len(segment.weights) != len(segment.ids) - 1:
-            raise ConfigError(
-                f"a text of {len(segment.ids)} tokens with {len(segment.weights)} weights can't be packed: it needs two "
-                "tokens or more, and a weight for each but the first"
-            )
+            text = f"a text of {len(segment.ids)} tokens with {len(segment.weights)} weights can't be packed"
+            raise ConfigError(f"{text}: it needs two tokens or more, and a weight for each but the first")
     if (length := sum(len(segment.ids) - 1 for segment in segments)) > seq_len:
-        raise ConfigError(
-            f"a group of {length:,} tokens exceeds train.seq_len={seq_len:,}: shorten it, or raise train.seq_len"
-        )
+        raise ConfigError(f"a group of {length:,} tokens exceeds train.seq_len={seq_len:,}: shorten it, or raise that")
 
 
 def first_fit(length: int, room: list[int], slots: list[int]) -> int | None:

@@ -64,9 +64,7 @@ def open_text(path: str, tokenizer: Coder, *, text_key: str, val_fraction: float
         data = shards.open_data(path)
         own = data.tokenizer()
         if tokenizer.piece_bytes()[: own.vocab_size] != own.piece_bytes() or tokenizer.separator_id != own.separator_id:
-            raise ConfigError(
-                f"the data in {path} has another tokenizer: set replay.path to the text of this data, or replay.share=0"
-            )
+            raise ConfigError(f"data in {path} has another tokenizer: set replay.path to its text, or replay.share=0")
         return data
     return _of_files(path, tokenizer, text_key, val_fraction)
 
@@ -74,20 +72,11 @@ def open_text(path: str, tokenizer: Coder, *, text_key: str, val_fraction: float
 def _of_files(path: str, tokenizer: Coder, text_key: str, val_fraction: float) -> FileText:
     documents = iterate_documents(path, text_key=text_key, tfds_dir=None, max_bytes=_MOST_BYTES, stats=SourceStats())
     splits: tuple[list, list] = ([], [])
-    waiting: list[str] = []
     limit = int(val_fraction * 2**64)
-
-    def encode() -> None:
-        for text, document in zip(waiting, ids.training_documents(tokenizer, waiting), strict=True):
+    while texts := [text for _, text in itertools.islice(documents, _CHUNK)]:
+        for text, document in zip(texts, ids.training_documents(tokenizer, texts), strict=True):
             key = int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "little")
             splits[key < limit].append(document)
-        waiting.clear()
-
-    for _, text in documents:
-        waiting.append(text)
-        if len(waiting) == _CHUNK:
-            encode()
-    encode()
     if not splits[False]:
         raise ConfigError(f"replay.path: {path} has no text to learn from")
     train, val = (np.concatenate(split) if split else np.empty(0, np.int32) for split in splits)

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import itertools
 import json
+import operator
 import pathlib
 import tempfile
 import typing
@@ -17,7 +18,6 @@ from jaxlm.corpus.stages import registry
 from jaxlm.corpus.stages.decontaminate import Decontaminate
 from jaxlm.corpus.stages.junk_patterns import GROUPS
 from jaxlm.data.batches import encoded
-from jaxlm.data.batches.encoded import Masked
 from jaxlm.data.chats import masks
 from jaxlm.data.chats.examples import Example, Pair
 from jaxlm.data.chats.records import ASSISTANT, Messages
@@ -57,7 +57,7 @@ class Survey:
         self._seen: dict[bytes, str] = {}  # content -> where it was first
         self._asks: collections.Counter[int] = collections.Counter()
 
-    def see(self, one: Example, sides: Sequence[Masked]) -> None:
+    def see(self, one: Example, sides: Sequence[encoded.Masked]) -> None:
         """Takes in an example and its segments."""
         self._examples += 1
         self._lengths(one, sides)
@@ -74,7 +74,7 @@ class Survey:
         if isinstance(one, Pair):
             self._pair(one)
 
-    def _lengths(self, one: Example, sides: Sequence[Masked]) -> None:
+    def _lengths(self, one: Example, sides: Sequence[encoded.Masked]) -> None:
         for side in sides:
             counts = side.kinds != masks.GIVEN
             self._asked.append(int(counts.argmax()))
@@ -156,17 +156,12 @@ def shown(found: encoded.Coded, tokenizer: Coder, example: int = 0, most: int = 
     parts: list[tuple[str, bool]] = []
     names, raw = {i: piece for piece, i in tokenizer.controls.items()}, tokenizer.piece_bytes()
     for ids, kinds in found.segments(example):
-        for start, stop in _runs(kinds != masks.GIVEN):
-            text = b"".join(
-                names[i].encode() if i in names else raw[i] for i in ids[start:stop].tolist() if i < len(raw)
-            )
-            parts.append((_shortened(text.decode("utf-8", "replace"), most), bool(kinds[start])))
+        counted = (kinds != masks.GIVEN).tolist()
+        for counts, run in itertools.groupby(zip(ids.tolist(), counted, strict=True), key=operator.itemgetter(1)):
+            text = b"".join(names[i].encode() if i in names else raw[i] for i, _ in run if i < len(raw))
+            parts.append((_shortened(text.decode("utf-8", "replace"), most), counts))
         parts.append(("\n", False))
     return parts[:-1]
-
-
-def _runs(counts: np.ndarray) -> Iterator[tuple[int, int]]:
-    yield from itertools.pairwise([0, *(np.flatnonzero(counts[1:] != counts[:-1]) + 1).tolist(), len(counts)])
 
 
 def _shortened(text: str, most: int) -> str:

@@ -77,14 +77,11 @@ def check(config: Config, word: str | None, overrides: Sequence[str], say: Calla
     if config.program != "pretrain":
         if not config.data.path and not config.reward.tasks:
             rl = config.program in ("ppo", "grpo")
-            what, or_else = (
-                ("prompts", "; or give it tasks: --config.reward.tasks=gsm8k:FILE.jsonl") if rl else ("examples", "")
-            )
-            raise ConfigError(
-                f"{config.program} reads {what}: --config.data.path=FILE.jsonl, a parquet file, or a folder of them{or_else}"
-            )
+            tasks = "; or give it tasks: --config.reward.tasks=gsm8k:FILE.jsonl" * rl
+            way = f"--config.data.path=FILE.jsonl, a parquet file, or a folder of them{tasks}"
+            raise ConfigError(f"{config.program} reads {'prompts' if rl else 'examples'}: {way}")
         return
-    folder = pathlib.Path(config.data.dir)
+    folder, quoted = pathlib.Path(config.data.dir), shlex.quote(str(pathlib.Path(config.data.dir)))
     paths = [source.path for source in config.data.sources.values() if source.path]
     there = [name for name in (MANIFEST, PREPARED, "documents", "work") if (folder / name).exists()]
     named = bool(paths or config.prepare.sources) and not _names_the_folder_alone(word, overrides)
@@ -93,27 +90,23 @@ def check(config: Config, word: str | None, overrides: Sequence[str], say: Calla
     check_held_out(config, overrides)
     if not there and not named and (raw := _suffixes(folder)) and not _is_readme(folder):
         kinds, plain = registry.in_words(raw), all(_is_plain(suffix) for suffix in raw)
-        way = (
-            f"--config.data.path={shlex.quote(str(folder))}"
-            if plain
-            else f"first jaxlm prepare {shlex.quote(str(folder))} --out=DATA, then --config.data.dir=DATA"
-        )
+        prepared = f"first jaxlm prepare {quoted} --out=DATA, then --config.data.dir=DATA"
+        way = f"--config.data.path={quoted}" if plain else prepared
         raise ConfigError(f"config.data.dir={folder} holds files ({kinds}) and no data that jaxlm made: {way}")
     for path in paths if MANIFEST not in there else ():
         _check_texts(path, say)
     if paths or config.prepare.sources or there:
         return
     texts = "or train on texts of your own: --config.data.path=FILES"
-    if maker := _maker(config.data.dir):
+    recipes = config_files.shipped_configs("data")
+    if maker := next((n for n in recipes if config_files.load(n).data.dir == config.data.dir), ""):
         sources = config_files.load(maker).prepare.sources.values()
         hub = any(source.path.startswith("hub:") for source in sources)
         first = f" (its sources come from the hub: {pip_install('hub')} first)" if hub else ""
-        raise ConfigError(
-            f"no data in {folder}: make it with jaxlm prepare {maker} and jaxlm tokenize {maker}{first}, {texts}"
-        )
-    raise ConfigError(
-        f"no data in {folder}: make it with jaxlm prepare FOLDER --out={shlex.quote(str(folder))}, {texts}"
-    )
+        way = f"{maker} and jaxlm tokenize {maker}{first}"
+    else:
+        way = f"FOLDER --out={quoted}"
+    raise ConfigError(f"no data in {folder}: make it with jaxlm prepare {way}, {texts}")
 
 
 def check_held_out(config: Config, overrides: Sequence[str]) -> None:
@@ -153,20 +146,16 @@ def _check_texts(path: str, say: Callable[[str], None]) -> None:
     raw = {suffix: count for suffix, count in suffixes.items() if not _is_plain(suffix)}
     if not raw:
         return
-    plain = sum(suffixes.values()) - sum(raw.values())
-    if plain < sum(raw.values()):
-        raise ConfigError(
-            f"{path} holds {registry.in_words(raw)}: prepare it first: jaxlm prepare {shlex.quote(path)} --out=DATA"
-        )
-    say(f"{path}: not read: {registry.in_words(raw)}; jaxlm prepare {shlex.quote(path)} --out=DATA reads them too")
+    command = f"jaxlm prepare {shlex.quote(path)} --out=DATA"
+    if sum(suffixes.values()) < 2 * sum(raw.values()):
+        raise ConfigError(f"{path} holds {registry.in_words(raw)}: prepare it first: {command}")
+    say(f"{path}: not read: {registry.in_words(raw)}; {command} reads them too")
 
 
 def _suffixes(path: pathlib.Path) -> collections.Counter[str]:
     """Returns suffix -> number of text files, plain or raw, in a folder, or of a single file."""
-    suffixes = collections.Counter(
-        _suffix(name)
-        for name in ([path.name] if path.is_file() else (n for _, _, names in os.walk(path) for n in names))
-    )
+    names = [path.name] if path.is_file() else (name for _, _, names in os.walk(path) for name in names)
+    suffixes = collections.Counter(map(_suffix, names))
     del suffixes[""]
     return suffixes
 
@@ -196,9 +185,3 @@ def training(word: str, overrides: Sequence[str]) -> str:
         word = next((n for n in config_files.shipped_configs() if config_files.load(n).data.dir == folder), word)
         overrides = [override for override in overrides if override.startswith("data.dir=")]
     return shlex.join(["jaxlm", "train", word, *(f"--config.{override}" for override in overrides)])
-
-
-def _maker(data_dir: str) -> str:
-    """Returns the shipped recipe that makes this folder; "" if there is none."""
-    recipes = config_files.shipped_configs("data")
-    return next((name for name in recipes if config_files.load(name).data.dir == data_dir), "")

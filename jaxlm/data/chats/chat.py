@@ -23,9 +23,7 @@ import re
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-import jinja2
 import jinja2.ext
-import jinja2.nodes
 import jinja2.sandbox
 
 from jaxlm.config import CHAT_TOKENS, ConfigError
@@ -48,29 +46,22 @@ Messages = Sequence[Mapping[str, typing.Any]]
 Tools = Sequence[typing.Any] | None
 
 
-def _turns(begin: str, content: str, behind: str, asked: str) -> str:
-    """Returns a template that writes `begin`, `content`, `behind` for each message, and marks the assistant's `content`."""
-    return (
-        "{% for message in messages %}" + begin + "{% if message['role'] == 'assistant' %}"
-        "{% generation %}" + content + "{% endgeneration %}"
-        "{% else %}" + content + "{% endif %}" + behind + "{% endfor %}"
-        "{% if add_generation_prompt %}" + asked + "{% endif %}"
-    )
-
-
 # For imported models without a template (`examples.template`); the opening is put in front, and EOS filled in.
 TEMPLATES = {
-    "chatml": _turns(
-        "{{ '<|im_start|>' + message['role'] + '\\n' }}",
-        "{{ message['content'] + '<|im_end|>' }}",
-        "{{ '\\n' }}",
-        "{{ '<|im_start|>assistant\\n' }}",
+    "chatml": (
+        "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+        "{% if message['role'] == 'assistant' %}"
+        "{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}"
+        "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
     ),
-    "plain": _turns(
-        "{{ message['role'] | capitalize + ':' }}",
-        "{{ ' ' + message['content'] + (EOS if message['role'] == 'assistant' else '') }}",
-        "{{ '\\n\\n' }}",
-        "{{ 'Assistant:' }}",
+    "plain": (
+        "{% for message in messages %}{{ message['role'] | capitalize + ':' }}"
+        "{% if message['role'] == 'assistant' %}"
+        "{% generation %}{{ ' ' + message['content'] + (EOS if message['role'] == 'assistant' else '') }}{% endgeneration %}"
+        "{% else %}{{ ' ' + message['content'] + (EOS if message['role'] == 'assistant' else '') }}{% endif %}"
+        "{{ '\\n\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
     ),
 }
 TEMPLATE = (
@@ -130,12 +121,11 @@ def grown(tokenizer: Coder, asked: str = "") -> Coder:
 def _file(path: str, key: str) -> str:
     """Returns the template in a file."""
     try:
-        source = files.expanded(path).read_text(encoding="utf-8")
+        if (source := files.expanded(path).read_text(encoding="utf-8")).strip():
+            return source
+        raise ValueError("it is empty")
     except (OSError, ValueError) as error:
         raise ConfigError(f"{key} can't be read ({error}): chatml, plain, or a file with a Jinja template") from None
-    if not source.strip():
-        raise ConfigError(f"{key} is empty: write a Jinja template into it, or take chatml or plain")
-    return source
 
 
 def own_rows(tokenizer: Coder) -> tuple[str, ...]:
@@ -160,9 +150,7 @@ def _source(tokenizer: Coder) -> str:
         if source and not isinstance(source, str):
             raise TypeError(f"it is a {type(source).__name__}")
     except files.MANGLED as error:
-        raise ConfigError(
-            f"the model's chat template is damaged ({error!r:.200}): copy the model's files again"
-        ) from None
+        raise ConfigError(f"the model's chat template is damaged ({error!r:.200}): copy its files again") from None
     return source or ""
 
 
@@ -319,11 +307,9 @@ class Writer:
         # A template may write only the beginning of what opens an answer, up to <think>, say.
         whole = text[:shared].endswith((*self._controls, ">", "\n"))
         if shared < len(asked) and not (whole and shared > _alike(asked, self.write(messages, False, tools))):
-            raise ConfigError(
-                f"the model's chat template writes message {len(messages) + 1} without {asked[shared:][:40]!r}, which ends "
-                "the prompt for this message: give the model a template with {% generation %} around what "
-                "the assistant says"
-            )
+            lacks = f"{asked[shared:][:40]!r}, which ends the prompt for this message"
+            advice = "give the model a template with {% generation %} around what the assistant says"
+            raise ConfigError(f"the model's chat template writes message {len(messages) + 1} without {lacks}: {advice}")
         return shared
 
     @functools.cached_property
@@ -349,9 +335,8 @@ class Writer:
     def _said(self, said: str) -> int:
         """Returns where the answer ends in `said`, the text that it adds: after its closing control token, if it has one."""
         pieces = self._closing(said)
-        return next(
-            (at for piece, at in pieces if piece == self.probed.end), pieces[-1][1] if pieces else len(said.rstrip())
-        )
+        last = pieces[-1][1] if pieces else len(said.rstrip())
+        return next((at for piece, at in pieces if piece == self.probed.end), last)
 
 
 def _alike(first: str, second: str) -> int:
@@ -418,9 +403,8 @@ def _compiled(source: str, mark: bool = False) -> typing.Callable[..., str]:
     def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
-    )
+    options = {"trim_blocks": True, "lstrip_blocks": True, "extensions": [Generation, jinja2.ext.loopcontrols]}
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(**options)
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = refuse
 
@@ -442,9 +426,9 @@ def _compiled(source: str, mark: bool = False) -> typing.Callable[..., str]:
 def ends(tokenizer: Coder) -> tuple[int, ...]:
     """Returns the ids that end an answer or a text. Models imported before 28 November 2026 keep their old ids."""
     if ours(tokenizer) or not tokenizer.ends:
-        every = (end_id(tokenizer), tokenizer.eos_id, tokenizer.separator_id)
+        every = (tokenizer.find(END), tokenizer.eos_id, tokenizer.separator_id)
     else:
-        every = (answer_end(tokenizer), end_id(tokenizer), *tokenizer.ends, tokenizer.separator_id)
+        every = (answer_end(tokenizer), tokenizer.find(END), *tokenizer.ends, tokenizer.separator_id)
     return tuple(dict.fromkeys(i for i in every if i is not None))
 
 
@@ -472,14 +456,11 @@ def told_ends(tokenizer: Coder) -> str:
     every = [pieces.get(i) or tokenizer.decode([i], follows=True) for i in ends(tokenizer)]
     probed = Writer(tokenizer).probed
     if not probed.end:
-        behind = (
-            f"{probed.behind.strip()}, which is no token of this vocabulary," if probed.behind.strip() else "no token"
-        )
-        return (
-            f"the chat template writes {behind} after an answer, so training teaches no end: answers run on until the model "
-            f"says {' or '.join(every)}"
-        )
-    line = " or ".join([f"an answer ends with {every[0]}", *every[1:]])
+        behind = probed.behind.strip()
+        what = f"{behind}, which is no token of this vocabulary," if behind else "no token"
+        until = f"answers run on until the model says {' or '.join(every)}"
+        return f"the chat template writes {what} after an answer, so training teaches no end: {until}"
+    line = f"an answer ends with {' or '.join(every)}"
     if probed.unsaid:
         line += f"; prompts end with {probed.unsaid!r}, which the examples' answers lack"
     return line
@@ -491,10 +472,6 @@ def answer_end(tokenizer: Coder) -> int | None:
         return tokenizer.find(Writer(tokenizer).probed.end)
     except ConfigError:
         return None
-
-
-def end_id(tokenizer: Coder) -> int | None:
-    return tokenizer.find(END)
 
 
 def settings(tokenizer: Coder) -> dict[str, typing.Any]:

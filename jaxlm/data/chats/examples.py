@@ -13,7 +13,6 @@ A file is .jsonl, .json (either perhaps .gz or .zst) or .parquet.
 """
 
 import dataclasses
-import functools
 import re
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -190,10 +189,8 @@ def _form(record: Mapping[str, typing.Any]) -> str:
     for form, needs in _NEEDS.items():
         if all(any(name in record for name in names) for names in needs):
             return form
-    raise Unfit(
-        f"no known format has the keys {', '.join(sorted(record)) or '(none)'}: known are messages; prompt, response; "
-        "conversations; instruction, output; chosen, rejected (examples.format)"
-    )
+    known = "messages; prompt, response; conversations; instruction, output; chosen, rejected (examples.format)"
+    raise Unfit(f"no known format has the keys {', '.join(sorted(record)) or '(none)'}: known are {known}")
 
 
 def _from_messages(row: Row, name: str = "messages") -> _Said:
@@ -208,8 +205,7 @@ def _from_prompt(row: Row) -> _Said:
 def _from_alpaca(row: Row) -> _Said:
     more = "input" if "input" in row else "context"
     asked = (text_of(_field(row, "instruction"), "instruction"), text_of(row.get(more, ""), more))
-    said = "\n\n".join(part for part in asked if part)
-    prompt = (*_history(row), message_of("user", said))
+    prompt = (*_history(row), message_of("user", "\n\n".join(filter(None, asked))))
     return _Said(prompt, _answer(_field(row, "output", "response"), row))
 
 
@@ -281,7 +277,7 @@ def _parted(chosen: Messages, rejected: Messages, row: Row) -> _Said:
 _FORMATS: dict[str, Callable[[Row], _Said]] = {
     "messages": _from_messages,
     "prompt": _from_prompt,
-    "sharegpt": functools.partial(_from_messages, name="conversations"),
+    "sharegpt": lambda row: _from_messages(row, "conversations"),
     "alpaca": _from_alpaca,
     "hh": _from_hh,
     "pairs": _from_pairs,

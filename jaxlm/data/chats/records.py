@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from jaxlm.config import ConfigError
 from jaxlm.corpus.benchmarks import reading
+from jaxlm.host.console import several
 from jaxlm.host.files import json_of
 
 # "role" and "content"; perhaps tool_calls, one of THOUGHTS, "weight": 0 for an answer that is not learnt.
@@ -65,15 +66,15 @@ class Notes:
         self._met[kind, name] = rows + 1, first
         self.left_out = self.left_out or (here if kind in ("unfit", "emptied") else "")
 
-    def of(self, kind: str) -> dict[str, tuple[int, str]]:
-        """Returns name -> (the number of rows with this note, the place of the first and what is wrong there)."""
-        return {name: met for (one, name), met in self._met.items() if one == kind}
+    def of(self, kind: str) -> dict[str, tuple[str, str]]:
+        """Returns name -> ("3 rows", which have this note; the place of the first and what is wrong there)."""
+        return {name: (several(rows, "row"), first) for (met, name), (rows, first) in self._met.items() if met == kind}
 
     def check(self) -> None:
         """Raises ConfigError if rows have a key that can't be read."""
         if refused := self.of("refused"):
-            rows = "; ".join(f"{name} in {_rows(rows)}, the first {first}" for name, (rows, first) in refused.items())
-            raise ConfigError(f"{rows}; to ignore such keys: {self.flag(refused)}")
+            keys = "; ".join(f"{name} in {rows}, the first {first}" for name, (rows, first) in refused.items())
+            raise ConfigError(f"{keys}; to ignore such keys: {self.flag(refused)}")
 
     def flag(self, keys: Collection[str]) -> str:
         """Returns the flag, quoted for a shell, that ignores these keys and those already ignored."""
@@ -88,16 +89,12 @@ class Notes:
 
     def lines(self, read: Collection[str] = ()) -> list[str]:
         """Returns a line for each kind of note. `read`: columns that are read elsewhere."""
-        unread = [f"{name} in {_rows(rows)}" for name, (rows, _) in self.of("unread").items() if name not in read]
+        unread = [f"{name} in {rows}" for name, (rows, _) in self.of("unread").items() if name not in read]
         left = [(said, met) for kind, said in _LINES.items() for met in self.of(kind).values()]
         idle = sorted(self.ignore - self.of("ignored").keys())
         lines = [f"not read: {', '.join(unread)}"] if unread else []
         lines += [f"examples.ignore: no row has {', '.join(map(_named, idle))}"] if idle else []
-        return lines + [f"{_rows(rows)} {said}; the first: {first}" for said, (rows, first) in left]
-
-
-def _rows(number: int) -> str:
-    return f"{number:,} row{'s' * (number != 1)}"
+        return lines + [f"{rows} {said}; the first: {first}" for said, (rows, first) in left]
 
 
 def _named(key: str) -> str:

@@ -37,7 +37,6 @@ from jaxlm.data.tokenizer import ids as ids_lib
 from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.data.tokenizer.train import train_tokenizer
 from jaxlm.host import console, files
-from jaxlm.host.console import Say
 
 _WORK = ".tokenize"  # in the data directory, while it is made
 _READ_MARK, _PLAN = "read.pickle", "plan.pickle"
@@ -92,7 +91,7 @@ def build_data(
     read: Reader | None = None,
     recipe_extra: Mapping[str, str] | None = None,
     engine: Engine | None = None,
-    log: Say = print,
+    log: console.Say = print,
 ) -> shards.DataDir:
     """Makes a data directory and opens it; only opens it if the same recipe made it already.
 
@@ -180,13 +179,8 @@ def _recipe(
 
 
 def _read_plain(settings: BuildSettings, source: Source, stats: SourceStats) -> Iterator[tuple[str, str]]:
-    return iterate_documents(
-        source.spec,
-        text_key=source.text_key,
-        tfds_dir=settings.tfds_dir,
-        max_bytes=settings.max_source_bytes,
-        stats=stats,
-    )
+    limits = {"tfds_dir": settings.tfds_dir, "max_bytes": settings.max_source_bytes}
+    return iterate_documents(source.spec, text_key=source.text_key, stats=stats, **limits)
 
 
 @dataclasses.dataclass
@@ -218,30 +212,26 @@ class _Documents:
             yield doc_id, raw, content < self.limit
 
 
-def _read_source(
-    place: pathlib.Path, source: Source, settings: BuildSettings, read: Reader, memory_bytes: int, tell: console.Tell
-) -> _Documents:
+def _read_source(place: pathlib.Path, source: Source, settings: BuildSettings, read: Reader, memory: int) -> _Documents:
     """Reads a source's documents, or opens those that an earlier call has read."""
     if documents := _Documents.opened(place):
         return documents
     shutil.rmtree(place, ignore_errors=True)
     key, stats = f"jaxlm/{settings.seed}".encode(), SourceStats()
-    shuffle = Shuffle(place, f"{settings.seed}/documents/{source.name}", memory_bytes)
+    shuffle = Shuffle(place, f"{settings.seed}/documents/{source.name}", memory)
     limit = int(settings.val_fraction * 2**64)
     lowest, highest = 1 << 64, -1
-    for doc_id, text in console.told(read(source, stats), tell):
-        # Spacing does not count, so that a re-wrapped copy of a held-out document is held out too.
-        raw = text.encode()
-        content = int.from_bytes(hashlib.blake2b(b" ".join(raw.split()), digest_size=8, key=key).digest(), "little")
-        shuffle.add(doc_id, text, content)
-        lowest, highest = min(lowest, content), max(highest, content)
+    with console.working(f"reading {source.name}", unit="documents", end=False) as tell:
+        for doc_id, text in console.told(read(source, stats), tell):
+            # Spacing does not count, so that a re-wrapped copy of a held-out document is held out too.
+            words = b" ".join(text.encode().split())
+            content = int.from_bytes(hashlib.blake2b(words, digest_size=8, key=key).digest(), "little")
+            shuffle.add(doc_id, text, content)
+            lowest, highest = min(lowest, content), max(highest, content)
     if highest < 0:
         raise ConfigError(f"source '{source.name}' gave no document; check {source.spec}")
     if lowest == highest:
-        raise ConfigError(
-            f"source '{source.name}' has only one document, or copies of one; split it into several files or a "
-            "jsonl, so that one can be held out"
-        )
+        raise ConfigError(f"source '{source.name}' has only one document, or copies of one: split it, to hold one out")
     if not lowest < limit <= highest:  # at least one, and not all
         limit = lowest + 1
     documents = _Documents(shuffle, limit, stats)
@@ -257,16 +247,13 @@ def _build(
     settings: BuildSettings,
     read: Reader,
     engine: Engine,
-    log: Say,
+    log: console.Say,
 ) -> dict:
     """Writes all files except the manifest, and returns the manifest."""
     documents: dict[str, _Documents] = {}
     for source in source_list:
         began, name = time.perf_counter(), source.name
-        with console.working(f"reading {name}", unit="documents", end=False) as tell:
-            documents[name] = _read_source(
-                work / "documents" / name, source, settings, read, _MEMORY // len(source_list), tell
-            )
+        documents[name] = _read_source(work / "documents" / name, source, settings, read, _MEMORY // len(source_list))
         log(f"read {name}: {documents[name].stats.summary()} ({time.perf_counter() - began:.1f} s)")
     coder, tasks = _planned(work, source_list, documents, settings, log)
     if tasks:
@@ -320,7 +307,7 @@ def _planned(
     source_list: Sequence[Source],
     documents: Mapping[str, _Documents],
     settings: BuildSettings,
-    log: Say,
+    log: console.Say,
 ) -> tuple[Coder, list[tuple[str, list[int]]]]:
     """Returns (the tokenizer, (source, buckets) of each task); if there are tasks, also saves this for them."""
     if (work / _PLAN).is_file():
@@ -332,11 +319,8 @@ def _planned(
         coder = _tokenizer(settings, sum(part.stats.bytes for part in documents.values()), sample, log)
     log(f"tokenizer: {coder.vocab_size:,} ids ({time.perf_counter() - began:.1f} s)")
     large = {name: part.shuffle.on_disk for name, part in documents.items() if part.stats.bytes > _TASK_BYTES}
-    tasks = [
-        (name, buckets)
-        for name, sizes in large.items()
-        for buckets in _grouped(range(BUCKETS), _TASK_BYTES, sizes.__getitem__)
-    ]
+    groups = {name: _grouped(range(BUCKETS), _TASK_BYTES, sizes.__getitem__) for name, sizes in large.items()}
+    tasks = [(name, buckets) for name, of_source in groups.items() for buckets in of_source]
     if tasks:
         (work / "encoded").mkdir(exist_ok=True)
         files.write_atomically(work / _PLAN, pickle.dumps((coder, tasks)))
@@ -410,7 +394,7 @@ def _sample(documents: Mapping[str, _Documents], shares: Mapping[str, float], se
                 left -= len(raw)
 
 
-def _tokenizer(settings: BuildSettings, n_bytes: int, sample: Callable[[], Iterator[str]], log: Say) -> Coder:
+def _tokenizer(settings: BuildSettings, n_bytes: int, sample: Callable[[], Iterator[str]], log: console.Say) -> Coder:
     if settings.tokenizer_path is None:
         kinds = {"chat_tokens": settings.chat_tokens, "model_type": settings.tokenizer_model}
         if settings.vocab_size:
@@ -418,10 +402,8 @@ def _tokenizer(settings: BuildSettings, n_bytes: int, sample: Callable[[], Itera
         return vocabulary.train(sample, n_bytes, log, **kinds)
     coder = coders.load(settings.tokenizer_path)
     if settings.vocab_size and coder.vocab_size != settings.vocab_size:
-        raise ConfigError(
-            f"{settings.tokenizer_path} has {coder.vocab_size} ids, not {settings.vocab_size}: set "
-            f"--config.model.vocab_size={coder.vocab_size}, or 0 for the tokenizer's own"
-        )
+        advice = f"set --config.model.vocab_size={coder.vocab_size}, or 0 for the tokenizer's own"
+        raise ConfigError(f"{settings.tokenizer_path} has {coder.vocab_size} ids, not {settings.vocab_size}: {advice}")
     if settings.chat_tokens:
         coder.id_of("<|im_start|>")
     return coder

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import pathlib
 import re
 import typing
@@ -24,13 +23,8 @@ def _inside(path: typing.Any) -> bool:
     return bool(parts) and parts[0] != "/" and ".." not in parts
 
 
-_SHA256 = _Leaf(
-    "a sha256 in hex", lambda value: isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
-)
-_WEIGHT = _Leaf(
-    "a number of at least 0",
-    lambda value: isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf,
-)
+_SHA256 = _Leaf("a sha256 in hex", lambda value: isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{64}", value)))
+_WEIGHT = _Leaf("a number of at least 0", lambda value: files.is_number(value) and value >= 0)
 _FILE = {"file": _Leaf("a path in the data directory", _inside), "size": _whole(0), "sha256": _SHA256}
 _SPLIT = {
     "documents": _whole(0),
@@ -61,12 +55,11 @@ def read(root: pathlib.Path) -> tuple[dict, str]:
     path = root / MANIFEST
     try:
         content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        unfinished = f"no {MANIFEST} in {root}: not a finished data directory"
+        raise ConfigError(f"{unfinished}; make one with 'jaxlm tokenize' or set data.dir") from None
     except OSError as error:
-        if not isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError):
-            raise RunError(f"{path} can't be read: {error.strerror}; check the disk or network") from None
-        raise ConfigError(
-            f"no {MANIFEST} in {root}: not a finished data directory; make one with 'jaxlm tokenize' or set data.dir"
-        ) from None
+        raise RunError(f"{path} can't be read: {error.strerror}; check the disk or network") from None
     try:
         manifest = files.json_of(content, object)
     except ValueError:
@@ -112,11 +105,10 @@ def _mismatch(manifest: dict) -> str:
         for split in SPLITS:
             tokens, shards = source[split]["tokens"], source[split]["shards"]
             records = sum(shard["records"] for shard in shards)
-            if tokens != sum(shard["tokens"] for shard in shards) or records != -(-tokens // block):
-                return (
-                    f"sources.{name}.{split} has {tokens:,} tokens, but its shards have "
-                    f"{sum(shard['tokens'] for shard in shards):,} in {records:,} records of {block:,}"
-                )
+            held = sum(shard["tokens"] for shard in shards)
+            if tokens != held or records != -(-tokens // block):
+                there = f"{held:,} in {records:,} records of {block:,}"
+                return f"sources.{name}.{split} has {tokens:,} tokens, but its shards have {there}"
     return ""
 
 

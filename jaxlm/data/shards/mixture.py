@@ -4,11 +4,9 @@ Grain's `MapDataset.mix` is not used: it truncates weights to integers (87/10/3 
 weight of zero. Shapes: C slots of a cycle, K sources.
 """
 
-import bisect
 import dataclasses
 import fractions
 import functools
-import itertools
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -62,10 +60,8 @@ def weights_of(listed: Mapping[str, SourceConfig | PrepareSourceConfig], names: 
     if not listed:
         return {name: 1.0 for name in names}
     if missing := [name for name in names if name not in listed]:
-        raise ConfigError(
-            f"the data has the source '{missing[0]}', but the config gives it no weight: add data.sources."
-            f'{missing[0]} = dict(path="", weight=...) to the config, 0 to leave it out'
-        )
+        advice = f'add data.sources.{missing[0]} = dict(path="", weight=...) to the config, 0 to leave it out'
+        raise ConfigError(f"the data has the source '{missing[0]}', but the config gives it no weight: {advice}")
     return {name: listed[name].weight for name in names}
 
 
@@ -142,22 +138,15 @@ def _window(given: Sequence[int]) -> tuple[int, int]:
 
 
 def batch_number(step: int, passed_over: Windows) -> int:
-    """Returns the number of a step's batch, both from 1: the `step`-th number that is in no window, in O(log n)."""
-    before, skipped = _skips(passed_over)
-    return step + skipped[bisect.bisect_left(before, step)]
+    """Returns the number of a step's batch, both from 1: the `step`-th number that is in no window."""
+    for first, last in passed_over:
+        step += (last - first + 1) * (step >= first)
+    return step
 
 
 def step_of(number: int, passed_over: Windows) -> int:
     """Returns the last step whose batch has at most this number; the inverse of `batch_number`."""
     return number - sum(max(0, min(last, number) - first + 1) for first, last in passed_over)
-
-
-@functools.lru_cache(maxsize=64)
-def _skips(windows: Windows) -> tuple[list[int], list[int]]:
-    """Returns (batches used before each skipped window, batches skipped in all by the first 0, 1, ... windows)."""
-    lengths = [last - first + 1 for first, last in windows]
-    skipped = [0, *itertools.accumulate(lengths)]
-    return [first - 1 - skips for (first, _), skips in zip(windows, skipped, strict=False)], skipped
 
 
 @dataclasses.dataclass(frozen=True)

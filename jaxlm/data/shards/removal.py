@@ -15,8 +15,6 @@ from jaxlm.corpus import lists
 from jaxlm.data.shards import manifest as manifests
 from jaxlm.data.shards import search, shards
 from jaxlm.data.shards.manifest import LIST, PARENT
-from jaxlm.data.shards.search import Match
-from jaxlm.data.shards.shards import DataDir
 from jaxlm.host import files
 from jaxlm.host.console import Say, Tell, several
 
@@ -29,14 +27,14 @@ def check_new(path: pathlib.Path) -> None:
         raise ConfigError(f"{path.parent} is no folder: name a file in a folder that exists")
 
 
-def write(path: pathlib.Path, matches: Iterable[Match], why: str) -> None:
+def write(path: pathlib.Path, matches: Iterable[search.Match], why: str) -> None:
     """Writes a list. Raises as `check_new`."""
     check_new(path)
     rows = ({name: getattr(match, name) for name in lists.FIELDS} | {"why": why} for match in matches)
     files.write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
-def without(data: DataDir, path: pathlib.Path, out: pathlib.Path, held_out: bool, tell: Tell, say: Say) -> None:
+def without(data: shards.DataDir, path: pathlib.Path, out: pathlib.Path, held_out: bool, tell: Tell, say: Say) -> None:
     """Makes the data directory `out`: `data` without the documents of the list `path`. Held-out ones stay, unless `held_out`.
 
     Raises ConfigError if a document is not in the data, no document would go, none of a source would be left (nothing is
@@ -84,7 +82,7 @@ def _check_out(out: pathlib.Path) -> None:
         raise ConfigError(f"{out} holds data: name another folder by --out; no version is overwritten")
 
 
-def places(data: DataDir, keys: set[lists.Key]) -> dict[tuple[str, str], list[tuple[int, int]]]:
+def places(data: shards.DataDir, keys: set[lists.Key]) -> dict[tuple[str, str], list[tuple[int, int]]]:
     """Returns (source, split) -> the tokens [start, end) of each listed document.
 
     Raises ConfigError if a document is not in the data with this text.
@@ -101,8 +99,7 @@ def places(data: DataDir, keys: set[lists.Key]) -> dict[tuple[str, str], list[tu
                 missing.discard(key)
     if missing:
         first = min(missing)
-        raise ConfigError(
-            f"not in {data.path} with this text: {len(missing)} of the list's {several(len(keys), 'document')}, first "
-            f"{first[2]} of {first[0]}: nothing was removed; make the list of this data by jaxlm trace"
-        )
+        lost = f"{len(missing)} of the list's {several(len(keys), 'document')}, first {first[2]} of {first[0]}"
+        advice = "nothing was removed; make the list of this data by jaxlm trace"
+        raise ConfigError(f"not in {data.path} with this text: {lost}: {advice}")
     return places

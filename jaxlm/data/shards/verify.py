@@ -8,7 +8,7 @@ import pathlib
 import threading
 import time
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from jaxlm.config import ConfigError, RunError
 from jaxlm.data.shards.manifest import MANIFEST, PARENT
@@ -31,14 +31,10 @@ class DamagedData(ConfigError):
 def mend(root: pathlib.Path) -> str:
     """Returns what to do about a damaged file of the data directory `root`, as the end of a sentence."""
     if PARENT in files.json_there(root / MANIFEST):
-        return (
-            f"copy it again from where the data was made, or delete {root} and make it again: jaxlm tokenize its parent's "
-            "folder --without=LIST; the list was its without.jsonl"
-        )
-    return (
-        f"copy it again from where the data was built, or delete {root / MANIFEST} and run the same command, "
-        "which builds the data again (the same recipe gives the same bytes)"
-    )
+        again = f"{root} and make it again: jaxlm tokenize its parent's folder --without=LIST (its without.jsonl)"
+    else:
+        again = f"{root / MANIFEST} and run the same command, which builds the same bytes again"
+    return f"copy it again from where the data was built, or delete {again}"
 
 
 def file_sha256(path: str | os.PathLike) -> str:
@@ -64,7 +60,9 @@ class Verifier:
         Raises DamagedData if the file differs from the manifest; RunError if reading fails though the file is sound, or
         can't be read at all.
         """
-        with self._reading(entry):
+        thread, path = threading.get_ident(), str(self._root / str(entry["file"]))
+        self._reads[thread] = path, time.monotonic()
+        try:
             for pause in (*RETRY_SECONDS, None):
                 try:
                     return act()
@@ -74,26 +72,17 @@ class Verifier:
                     error = e
                 with contextlib.suppress(OSError):
                     self.check(entry)
-                problem = f"cannot read {what} of {self._root / str(entry['file'])}: {error}"
+                problem = f"cannot read {what} of {path}: {error}"
                 if pause is None:
                     raise RunError(f"{problem}; check the disk or network") from error
                 logging.warning("%s; trying again", problem)
                 time.sleep(pause)
-
-    @contextlib.contextmanager
-    def _reading(self, entry: Entry) -> Iterator[None]:
-        """Notes that this thread reads a file, for `oldest_read`."""
-        thread = threading.get_ident()
-        self._reads[thread] = (str(self._root / str(entry["file"])), time.monotonic())
-        try:
-            yield
         finally:
             self._reads.pop(thread, None)
 
     def oldest_read(self) -> str:
         """Returns the file whose read has lasted longest, and for how long; "" if none is being read."""
-        reads = list(self._reads.values())
-        path, since = min(reads, key=lambda read: read[1], default=("", 0.0))
+        path, since = min([*self._reads.values()], key=lambda read: read[1], default=("", 0.0))
         return f"{path}, for {time.monotonic() - since:.1f} s" if path else ""
 
     def check(self, entry: Entry) -> None:

@@ -1,17 +1,15 @@
 """Chooses the size of a vocabulary where `model.vocab_size` is 0: the data's own, or one by the amount of text."""
 
-import dataclasses
 import pathlib
 from collections.abc import Callable, Iterable
 
-from jaxlm.config import Config
+from jaxlm.config import Config, with_keys
 from jaxlm.corpus import recipes
 from jaxlm.data.shards import shards
 from jaxlm.data.tokenizer import coder
 from jaxlm.data.tokenizer.ours import Tokenizer
 from jaxlm.data.tokenizer.train import VocabularyTooLarge, train_tokenizer
 from jaxlm.host import console
-from jaxlm.host.console import Say
 
 LEAST, MOST = 1024, 32_768
 BYTES_PER_ID = 1000
@@ -23,13 +21,11 @@ def choose(n_bytes: int) -> int:
 
 
 def train(
-    sample: Callable[[], Iterable[str]], n_bytes: int, say: Say, *, chat_tokens: bool, model_type: str
+    sample: Callable[[], Iterable[str]], n_bytes: int, say: console.Say, *, chat_tokens: bool, model_type: str
 ) -> Tokenizer:
     """Trains a tokenizer on a sample of `n_bytes` of text, of the size by `choose` or the largest that the sample supports."""
     size = choose(n_bytes)
-    say(
-        f"vocabulary: {size:,} ids for {console.size(n_bytes)} of text ({RULE}); --config.model.vocab_size sets another size"
-    )
+    say(f"vocabulary: {size:,} ids for {console.size(n_bytes)} of text ({RULE}); --config.model.vocab_size sets it")
     kinds = {"chat_tokens": chat_tokens, "model_type": model_type}
     try:
         return train_tokenizer(sample(), vocab_size=size, **kinds)
@@ -43,9 +39,7 @@ def train(
 
 def with_size(config: Config, vocab_size: int) -> Config:
     """Returns the config with this `model.vocab_size`, if its own is 0."""
-    if config.model.vocab_size:
-        return config
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=vocab_size))
+    return config if config.model.vocab_size else with_keys(config, model={"vocab_size": vocab_size})
 
 
 def required(config: Config) -> int:
@@ -53,7 +47,7 @@ def required(config: Config) -> int:
     return 0 if config.origin else config.model.vocab_size
 
 
-def assumed(config: Config, say: Say) -> Config:
+def assumed(config: Config, say: console.Say) -> Config:
     """Returns the config with a size and says why: the data's, the tokenizer's, what would be chosen, or the largest."""
     if config.model.vocab_size:
         return config

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from jaxlm.config import ConfigError
 from jaxlm.data.tokenizer import imported
 from jaxlm.data.tokenizer.imported import COMPANIONS, IDS, JSON, MODEL
-from jaxlm.data.tokenizer.ours import Tokenizer
+from jaxlm.data.tokenizer.ours import Tokenizer, content_of
 from jaxlm.host import files as files_lib
 
 
@@ -78,7 +78,7 @@ def load(path: str | os.PathLike) -> Coder:
         path = path.parent
     if not path.is_dir():
         return Tokenizer.load(path)
-    files = {name: _content(path / name) for name in (JSON, MODEL, IDS, *COMPANIONS) if (path / name).is_file()}
+    files = {name: content_of(path / name) for name in (JSON, MODEL, IDS, *COMPANIONS) if (path / name).is_file()}
     if not {JSON, MODEL} & files.keys():
         raise ConfigError(f"no tokenizer in {path}: it has neither {JSON} nor {MODEL}")
     if JSON in files:
@@ -115,13 +115,6 @@ def write(coder: Coder, folder: pathlib.Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in coder.files.items():
         (folder / name).write_bytes(content)
-
-
-def _content(path: pathlib.Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot read the tokenizer {path}: {error.strerror}") from None
 
 
 def names(files: Iterable[str]) -> list[str]:

@@ -6,7 +6,6 @@ byte-fallback (Llama 2, Mistral) writes a space as U+2581, and bytes without a p
 
 import functools
 import hashlib
-import itertools
 import json
 import pathlib
 import re
@@ -16,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from jaxlm.config import ConfigError, pip_install
-from jaxlm.data.tokenizer.ours import GUARD, RawBytes, Tokenizer, controls_of, encode_marked
+from jaxlm.data.tokenizer.ours import GUARD, Ids, Tokenizer, controls_of, encode_marked
 from jaxlm.host.files import json_of
 
 JSON, MODEL, IDS = "tokenizer.json", "tokenizer.model", "tokenizer_ids.json"
@@ -30,30 +29,33 @@ _MISSING = f"this model has a tokenizer.json, which needs the library tokenizers
 
 
 class _Imported:
+    def _identify(self, files: Mapping[str, bytes], name: str) -> None:
+        """Reads what the files say of ids; the last step of `__init__`. `name`: the vocabulary's file."""
+        self.files, self.sha256 = dict(files), _sha256(files, name)
+        self.eos_id, self.bos_id, self.opening, self.separator_id, self.ends = _ids(files, self.vocab_size)
+        self._prefix, raw = b"", self.piece_bytes()  # the space that the tokenizer puts in front of every text
+        self._prefix = b" " if b"".join(raw[i] for i in self.encode("a")) == b" a" else b""
+
+    def __reduce__(self):
+        return type(self), (self.files,)
+
     def decode(self, ids: Iterable[int], follows: bool = False) -> str:
         """Ids beyond the vocabulary, which a longer embedding may give, become nothing."""
         raw = b"".join([self._raw_bytes[int(i)] for i in ids if int(i) < self.vocab_size])
         return (raw if follows else raw.removeprefix(self._prefix)).decode("utf-8", "replace")
 
 
-class HfTokenizer(_Imported, RawBytes):
+class HfTokenizer(_Imported, Ids):
     """A tokenizer.json, with the interface of `Tokenizer`."""
 
     def __init__(self, files: Mapping[str, bytes]):
-        self.files = dict(files)
-        self.sha256 = _sha256(files, JSON)
         self._tokenizer, spec = _open(files[JSON])
         self._raw_bytes = _raw_bytes(spec)
-        self.controls = {
-            added["content"]: added["id"] for added in spec.get("added_tokens") or () if added.get("special")
-        }
+        added = spec.get("added_tokens") or ()
+        self.controls = {token["content"]: token["id"] for token in added if token.get("special")}
         self.vocab_size = len(self._raw_bytes)
-        self.eos_id, self.bos_id, self.opening, self.separator_id, self.ends = _ids(files, self.vocab_size)
         self._tokenizer.encode_special_tokens = True  # a text that spells a control token is ordinary text
-        self._prefix = _prefix(self)
-
-    def __reduce__(self):
-        return HfTokenizer, (self.files,)
+        self._identify(files, JSON)
 
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(_sound(text), add_special_tokens=False).ids
@@ -65,17 +67,11 @@ class HfTokenizer(_Imported, RawBytes):
         return self._marking.encode(_sound(text), add_special_tokens=False).ids
 
     def encode_cut(self, texts: Sequence[str], cuts: Sequence[Sequence[int]]) -> list[tuple[np.ndarray, np.ndarray]]:
-        behind = [self._behind_controls(text) for text in texts]
-        heads = [
-            [text[:cut] for cut in cuts_ if cut not in ends]
-            for text, cuts_, ends in zip(texts, cuts, behind, strict=True)
-        ]
-        asked = list(dict.fromkeys([*texts, *itertools.chain.from_iterable(heads)]))
+        parts = [*zip(texts, cuts, map(self._behind_controls, texts), strict=True)]
+        heads = (text[:cut] for text, places, ends in parts for cut in places if cut not in ends)
+        asked = list(dict.fromkeys([*texts, *heads]))
         ids = dict(zip(asked, self._encode_marked_batch(asked), strict=True))
-        return [
-            (ids[text], self._in_front(text, places, ends, ids))
-            for text, places, ends in zip(texts, cuts, behind, strict=True)
-        ]
+        return [(ids[text], self._in_front(text, places, ends, ids)) for text, places, ends in parts]
 
     def _behind_controls(self, text: str) -> dict[int, int]:
         """Returns control token's end -> number of control tokens up to it. A cut at such an end needs no encoding."""
@@ -119,26 +115,13 @@ class HfTokenizer(_Imported, RawBytes):
     def find(self, piece: str) -> int | None:
         return self._tokenizer.token_to_id(piece)
 
-    def id_of(self, piece: str) -> int:
-        number = self.find(piece)
-        if number is None:
-            raise ConfigError(f"the tokenizer has no token {piece}")
-        return number
-
 
 class HfSentencePiece(_Imported, Tokenizer):
     """An imported tokenizer.model, as SentencePiece itself reads it."""
 
     def __init__(self, files: Mapping[str, bytes]):
         super().__init__(files[MODEL])
-        self.files = dict(files)
-        self.sha256 = _sha256(files, MODEL)
-        self.eos_id, self.bos_id, self.opening, self.separator_id, self.ends = _ids(files, self.vocab_size)
-        self._prefix = b""
-        self._prefix = _prefix(self)
-
-    def __reduce__(self):
-        return HfSentencePiece, (self.files,)
+        self._identify(files, MODEL)
 
     def _split(self, text: str) -> Iterator[str | None]:
         """Does not split for a model that puts a space in front of every text: it would put one in front of every part."""
@@ -185,8 +168,7 @@ def _put_in_front(content: bytes) -> list[int]:
     """Returns the ids that the post-processor of a tokenizer.json puts in front of a text."""
     tokenizer, _ = _open(content)
     plain, whole = (tokenizer.encode("a", add_special_tokens=added).ids for added in (False, True))
-    at = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
-    return whole[:at]
+    return next((whole[:at] for at in range(len(whole)) if whole[at : at + len(plain)] == plain), [])
 
 
 def _open(content: bytes) -> tuple[typing.Any, dict]:
@@ -248,21 +230,9 @@ def _sound(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def _prefix(tokenizer: HfTokenizer | HfSentencePiece) -> bytes:
-    """Returns the space that the tokenizer puts in front of every text, or b"" if it puts none."""
-    ids = tokenizer.encode("a")
-    raw = tokenizer.piece_bytes()
-    return b" " if b"".join(raw[i] for i in ids) == b" a" else b""
-
-
 def _kinds(part: object) -> set[str]:
     """Returns all values of "type" anywhere in a part of a tokenizer.json."""
-    if isinstance(part, list):
-        return set().union(*map(_kinds, part))
-    if not isinstance(part, dict):
-        return set()
-    own = {part["type"]} if isinstance(part.get("type"), str) else set()
-    return own.union(*map(_kinds, part.values()))
+    return set(re.findall(r'"type": "(\w+)"', json.dumps(part)))
 
 
 def _vocabulary(spec: dict) -> dict[str, int]:
@@ -281,11 +251,9 @@ def _raw_bytes(spec: dict) -> list[bytes]:
     elif decoder & {"ByteFallback", "Metaspace", "Replace"}:
         raw_of = _with_spaces
     else:
-        kind = spec["model"].get("type", "unknown")
-        raise ConfigError(
-            f"{JSON} is of a kind that is not supported ({kind} with the decoder {', '.join(sorted(decoder)) or 'none'}): "
-            "only byte-level and byte-fallback vocabularies are"
-        )
+        kind = f"{spec['model'].get('type', 'unknown')} with the decoder {', '.join(sorted(decoder)) or 'none'}"
+        known = "only byte-level and byte-fallback vocabularies are"
+        raise ConfigError(f"{JSON} is of a kind that is not supported ({kind}): {known}")
     pieces = {i: raw_of(piece) for piece, i in _vocabulary(spec).items()}
     unknown = spec["model"].get("unk_token")
     if isinstance(unknown, str) and unknown in _vocabulary(spec):

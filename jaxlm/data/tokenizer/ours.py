@@ -30,8 +30,13 @@ GUARD = "\ufdd0"  # no character: inside the spelling of a control token, it mar
 _CACHE_CHARS = 1 << 24  # with 40 for the rest of each entry: about 100 MB
 
 
-class RawBytes:
-    """Tells the raw bytes of each id, which are in `_raw_bytes`."""
+class Ids:
+    """What all tokenizers say of ids by `_raw_bytes`, the raw bytes of each, and `find`."""
+
+    def id_of(self, piece: str) -> int:
+        if (i := self.find(piece)) is None:
+            raise ConfigError(f"the tokenizer has no token {piece}: name another, or a tokenizer that has it")
+        return i
 
     def token_bytes(self) -> np.ndarray:
         return np.asarray([len(raw) for raw in self._raw_bytes], np.int32)
@@ -40,7 +45,7 @@ class RawBytes:
         return list(self._raw_bytes)
 
 
-class Tokenizer(RawBytes):
+class Tokenizer(Ids):
     """A SentencePiece model, and the interface of all tokenizers. Equal `sha256`: equal ids for every text.
 
     `opening` are the ids in front of a text, `separator_id` begins each document in shards, `files` are what
@@ -66,11 +71,7 @@ class Tokenizer(RawBytes):
     def load(cls, path: str | os.PathLike) -> "Tokenizer":
         """Reads a `.model` file. Raises ConfigError if the file is missing or is not a SentencePiece model."""
         try:
-            content = pathlib.Path(path).read_bytes()
-        except OSError as e:
-            raise ConfigError(f"cannot read the tokenizer {path}: {e.strerror}") from None
-        try:
-            tokenizer = cls(content)
+            tokenizer = cls(content_of(path))
             tokenizer.token_bytes()  # reads all pieces: a damaged one is not UTF-8
         except ConfigError:
             raise
@@ -94,8 +95,7 @@ class Tokenizer(RawBytes):
 
         A cut is a place in the text, in characters; its number is -1 if the text before it, encoded alone, has other ids.
         """
-        split = controls_of(self).split
-        parts_of = [split(text) for text in texts]
+        parts_of = [*map(controls_of(self).split, texts)]
         heads_of = [_heads(parts, places) for parts, places in zip(parts_of, cuts, strict=True)]
         plain = dict.fromkeys(part for parts in parts_of for part in parts[0::2])
         plain |= dict.fromkeys(head for heads in heads_of for _, head in heads)
@@ -115,7 +115,8 @@ class Tokenizer(RawBytes):
     @functools.cached_property
     def words(self) -> str | None:
         plain = self._sp.normalize(_PROBE) == _PROBE.replace(" ", _SPACE)
-        return word_pattern(self._pieces()) if plain else None
+        pieces = (self._sp.id_to_piece(i) for i, raw in enumerate(self._raw_bytes) if raw and not self._sp.is_byte(i))
+        return word_pattern(pieces) if plain else None
 
     @functools.cached_property
     def _cut(self) -> Callable[[str], list[str]]:
@@ -156,16 +157,10 @@ class Tokenizer(RawBytes):
 
     def _encode_whole(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Encodes whole texts, for imported models; cuts the longest texts at newlines."""
-        parts, owners = [], []
-        for owner, text in enumerate(texts):
-            for part in self._split(text):
-                parts.append(part)
-                owners.append(owner)
-        coded = iter(self._encode_all([part for part in parts if part is not None]))
-        ids_of_text: list[list[int]] = [[] for _ in texts]
-        for part, owner in zip(parts, owners, strict=True):
-            ids_of_text[owner] += next(coded) if part is not None else self._space_ids
-        return [np.asarray(ids, np.int32) for ids in ids_of_text]
+        split = [[*self._split(text)] for text in texts]
+        coded = iter(self._encode_all([part for parts in split for part in parts if part is not None]))
+        ids = ([self._space_ids if part is None else next(coded) for part in parts] for parts in split)
+        return [np.fromiter(itertools.chain.from_iterable(of_text), np.int32) for of_text in ids]
 
     def _encode_all(self, texts: list[str]) -> list[list[int]]:
         threads = files.threads() if len(texts) > _FEW else 1
@@ -192,15 +187,7 @@ class Tokenizer(RawBytes):
 
         Some tokenizers (Llama 2) put a space in front of a text. It is removed unless the text `follows` another text.
         """
-        del follows
-        table = self._raw_bytes
-        return b"".join([table[int(i)] for i in ids]).decode("utf-8", "replace")
-
-    def _pieces(self) -> Iterator[str]:
-        """Yields the pieces of text: all but control, byte and unknown pieces."""
-        for i in range(self.vocab_size):
-            if not (self._sp.is_control(i) or self._sp.is_byte(i) or self._sp.is_unknown(i)):
-                yield self._sp.id_to_piece(i)
+        return b"".join([self._raw_bytes[int(i)] for i in ids]).decode("utf-8", "replace")
 
     @functools.cached_property
     def _raw_bytes(self) -> list[bytes]:
@@ -224,11 +211,12 @@ class Tokenizer(RawBytes):
         i = self._sp.piece_to_id(piece)
         return i if self._sp.id_to_piece(i) == piece else None
 
-    def id_of(self, piece: str) -> int:
-        i = self.find(piece)
-        if i is None:
-            raise ConfigError(f"the tokenizer has no token {piece}; train it with the chat tokens")
-        return i
+
+def content_of(path: str | os.PathLike) -> bytes:
+    try:
+        return pathlib.Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read the tokenizer {path}: {error.strerror}") from None
 
 
 def encode_marked(tokenizer, text: str) -> list[int]:

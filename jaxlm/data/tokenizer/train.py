@@ -32,9 +32,7 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, chat_tokens: bool,
     """
     extra = len(CHAT_TOKENS) if chat_tokens else 0
     if vocab_size - extra < _LEAST:
-        raise ConfigError(
-            f"vocabulary of {vocab_size} is too small: 256 byte pieces and the controls need at least {_LEAST + extra}"
-        )
+        raise ConfigError(f"vocabulary of {vocab_size} is too small: 256 byte pieces, controls need {_LEAST + extra}")
     settings = {
         "model_type": model_type,
         "vocab_size": vocab_size - extra + _SPARE,
@@ -76,10 +74,9 @@ def _train_apart(parts: Iterator[str], settings: dict[str, object]) -> dict[str,
         return trainer.receive()
     except Died as death:
         if death.code is not None and death.code < 0:
-            raise RunError(
-                f"the training of a tokenizer was killed by signal {-death.code}, perhaps for memory: it holds a sample of "
-                "the text; free some memory and run the same command again"
-            ) from None
+            killed = f"the training of a tokenizer was killed by signal {-death.code}, perhaps for memory"
+            advice = "it holds a sample of the text; free some memory and run the same command again"
+            raise RunError(f"{killed}: {advice}") from None
         return {"error": death.said}
     finally:
         trainer.end()

@@ -64,7 +64,7 @@ def said(tokenizer, found: masks.Masked) -> list[str]:
 def test_the_answers_count_and_what_ends_them(turns, ours):
     (found,) = masks.masked(ours, [talk(turns)])
     assert said(ours, found) == [content + "<|im_end|>" for role, content in turns if role == "assistant"]
-    assert (found.ids[found.kinds == masks.ENDS] == chat.end_id(ours)).all()
+    assert (found.ids[found.kinds == masks.ENDS] == ours.find(chat.END)).all()
     opened = [[i for i in found.ids[:at].tolist()][-2:] for at in found.turns]
     assert opened == [[ours.id_of("<|assistant|>"), *ours.encode("\n")]] * len(opened)
 
@@ -305,7 +305,7 @@ def test_a_vocabulary_of_ours_grows(tmp_path):
     assert chat.grown(other) is other
     assert chat.speaks(grown)
     assert not chat.speaks(plain)
-    assert chat.end_id(plain) is None
+    assert plain.find(chat.END) is None
 
 
 def test_what_a_template_can_not_do_is_one_line(tmp_path):
