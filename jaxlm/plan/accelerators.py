@@ -93,10 +93,7 @@ def _accelerator(file: pathlib.Path, name: str, entry: dict, usable: float, assu
         name=name,
         kind=str(entry.get("kind", name)),
         memory=1e9 * usable * _number(place, entry, "memory_gb"),
-        tflops=_number(place, entry, "tflops"),
-        bandwidth_gb=_number(place, entry, "bandwidth_gb"),
-        usd=_number(place, entry, "usd"),
-        usd_spot=_number(place, entry, "usd_spot"),
+        **{key: _number(place, entry, key) for key in ("tflops", "bandwidth_gb", "usd", "usd_spot")},
         mfu=_number(place, entry, "mfu", (0, 1)) if has_mfu else assumed,
         mfu_from=str(entry.get("mfu_from", "")) if has_mfu else "",
     )

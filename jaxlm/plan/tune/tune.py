@@ -236,13 +236,8 @@ def search(
         return list(done.values())
     sweep(start)
     for group in (("attention",), ("remat", "microbatch_size"), ("scan_layers",), ("tile_tokens",)):
-        sweep((best(list(done.values())) or Trial(start)).candidate, *group)
+        sweep(min(done.values(), key=slowness, default=Trial(start)).candidate, *group)
     return list(done.values())
-
-
-def best(trials: list[Trial]) -> Trial | None:
-    ran = [t for t in trials if t.tokens_per_second]
-    return max(ran, key=lambda t: t.tokens_per_second, default=None)
 
 
 def memory_limit(memory_gb: float = 0.0) -> float:
@@ -397,28 +392,26 @@ FINALISTS = 3  # how many of the fastest candidates run again, in turns
 CPU_PRODUCT, PRODUCT = 1024, 8192  # rows and columns of the matrices that are multiplied
 
 
+@dataclasses.dataclass(eq=False)
 class Bench:
     """Compiles and times candidates, all on one train state and one loader. If `stop` is set, a step raises KeyboardInterrupt.
 
     A candidate is timed for `seconds` at most, but two steps at least.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        mesh: Mesh,
-        limit_bytes: float,
-        batches: Iterator[dict[str, jax.Array]],
-        say: Say,
-        seconds: float = 20.0,
-    ):
-        self._config, self._mesh, self._batches, self._seconds = config, mesh, batches, seconds
-        self._compiler, self._limit_bytes = Compiler(config, mesh, limit_bytes), limit_bytes
-        self._say = say
-        self._state: state.TrainState | None = None
-        self._frozen: Variables = {}
-        self.done: list[Trial] = []
-        self.stop = threading.Event()
+    config: Config
+    mesh: Mesh
+    limit_bytes: float
+    batches: Iterator[dict[str, jax.Array]]
+    say: Say
+    seconds: float = 20.0
+    done: list[Trial] = dataclasses.field(default_factory=list)
+    stop: threading.Event = dataclasses.field(default_factory=threading.Event)
+    _state: state.TrainState | None = None
+    _frozen: Variables = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        self._compiler = Compiler(self.config, self.mesh, self.limit_bytes)
 
     def trial(self, candidate: Candidate) -> Trial:
         """Compiles a candidate and times it if it fits. If it fails, the trial's note says why, and the search can go on."""
@@ -433,13 +426,13 @@ class Bench:
             out_of_memory = "RESOURCE_EXHAUSTED" in str(error)
             trial.note = "ran out of memory" if out_of_memory else f"failed: {config_files.first_line(error)[:160]}"
         shown = f"{trial.tokens_per_second:,.0f} tokens/s" if trial.tokens_per_second else trial.note
-        self._say(f"{candidate}: {shown}")
+        self.say(f"{candidate}: {shown}")
         self.done.append(trial)
         return trial
 
     def _try(self, trial: Trial) -> None:
         compiled, trial.predicted_bytes = self._compiler.compile(trial.candidate)
-        if compiled is None or trial.predicted_bytes > self._limit_bytes:
+        if compiled is None or trial.predicted_bytes > self.limit_bytes:
             trial.note = "does not fit"
             return
         before = _peak_bytes()
@@ -463,9 +456,9 @@ class Bench:
 
     def _speeds(self, programs: list[jax.stages.Compiled]) -> list[float]:
         """Returns each program's tokens a second, by the median time of its steps. The programs run a step each in turn."""
-        train = self._config.train
+        train = self.config.train
         steps = [functools.partial(self._step, compiled) for compiled in programs]
-        seconds = medians(steps, self._config.tune.steps, self._seconds * len(programs))
+        seconds = medians(steps, self.config.tune.steps, self.seconds * len(programs))
         return [train.batch_size * train.seq_len / step_s for step_s in seconds]
 
     def _step(self, compiled: jax.stages.Compiled) -> float:
@@ -475,10 +468,10 @@ class Bench:
         began = time.perf_counter()
         if self._state is None:
             self._frozen = {}  # frees earlier weights first
-            self._state, self._frozen = lower.parts_of(self._config, self._mesh).create()
+            self._state, self._frozen = lower.parts_of(self.config, self.mesh).create()
         before, self._state = self._state, None  # its memory is donated to the step
-        with jax.set_mesh(self._mesh):
-            self._state, metrics = compiled(self._frozen, before, next(self._batches))
+        with jax.set_mesh(self.mesh):
+            self._state, metrics = compiled(self._frozen, before, next(self.batches))
         jax.block_until_ready(metrics)
         return time.perf_counter() - began
 
