@@ -309,11 +309,8 @@ def _read(moment: Moment) -> jax.Array:
 
 
 def _adamw(c: OptimConfig) -> optax.GradientTransformation:
-    return scale_by_adam(c.b1, c.b2, c.eps, mu_dtype=c.mu_dtype)
-
-
-def _adamw8bit(c: OptimConfig) -> optax.GradientTransformation:
-    return scale_by_adam(c.b1, c.b2, c.eps, full_precision=c.full_precision)
+    whole = c.full_precision if c.name == "adamw8bit" else (".*",)
+    return scale_by_adam(c.b1, c.b2, c.eps, mu_dtype=c.mu_dtype, full_precision=whole)
 
 
 def _adafactor(c: OptimConfig) -> optax.GradientTransformation:
@@ -387,7 +384,7 @@ def _gated(tx: optax.GradientTransformation) -> optax.GradientTransformationExtr
     return optax.GradientTransformationExtraArgs(tx.init, update)
 
 
-_OPTIMIZERS = {"adamw": _adamw, "adamw8bit": _adamw8bit, "adafactor": _adafactor}
+_OPTIMIZERS = {"adamw": _adamw, "adamw8bit": _adamw, "adafactor": _adafactor}
 
 
 def clip(grads: dict, scale: jax.Array, limit: float) -> tuple[dict, dict[str, jax.Array], jax.Array]:

@@ -272,9 +272,8 @@ class Program:
 class Once:
     """Compiles the train step of a run when it is first asked for, and keeps it. No key may be auto."""
 
-    def __init__(self, made: Parts, make_parts: lower.MakeParts):
-        self._made, self._make_parts = made, make_parts
-        self._program: Program | None = None
+    def __init__(self, made: Parts):
+        self._made, self._program = made, None
 
     def __call__(self, done: int) -> Program | None:
         """Returns the program; None if all steps are `done`. All processes call it. Raises as `admit`."""
@@ -283,11 +282,11 @@ class Once:
         if self._program is None:
             room = lower.of_devices(self._made.config.tune.memory_gb)
             with processes.working("compiling the train step"):
-                self._program = admit(self._made, room, self._make_parts, begun=done > 0)
+                self._program = admit(self._made, room, begun=done > 0)
         return self._program
 
 
-def admit(made: Parts, room: lower.Room | None, make_parts: lower.MakeParts, begun: bool) -> Program:
+def admit(made: Parts, room: lower.Room | None, begun: bool) -> Program:
     """Compiles the train step, from shapes alone. Raises as `lower.refusal` if it needs more memory than there is (`room`).
 
     The room is the same on all processes; if it is unknown (None), nothing is refused.
@@ -303,7 +302,7 @@ def admit(made: Parts, room: lower.Room | None, make_parts: lower.MakeParts, beg
     words += f", and there are {_gb(room.bytes)} {room.of}" if room else ""
     limit = room.bytes * HEADROOM if room else float("inf")
     with processes.working("looking for settings that fit"):
-        change = remedy(made.config, made.mesh, limit, make_parts, (need, state), begun)
+        change = remedy(made.config, made.mesh, limit, (need, state), begun)
     mend = f"give {' '.join(change[0])}, then it needs {_gb(change[1])}" if change else _TOO_LARGE
     platform = made.mesh.devices.flat[0].platform
     raise lower.refusal(f"{words}: {mend}", platform, made.config.tune.memory_gb, begun)
@@ -326,12 +325,9 @@ def check_room(config: Config, mesh: Mesh) -> None:
     mend = _TOO_LARGE
     for changed, keys in _changes(config, begun=True):  # the planner itself tries 8-bit AdamW
         if change := Planner(changed).remedy(shape, HEADROOM * room.bytes):
-            keys = [
-                *keys,
-                f"--config.model.remat={change.remat}",
-                f"--config.train.microbatch_size={change.microbatch}",
-            ]
-            keys += [f"--config.optim.name={change.optimizer}"] * (change.optimizer != config.optim.name)
+            changes = {"model.remat": change.remat, "train.microbatch_size": change.microbatch}
+            changes |= {"optim.name": change.optimizer} if change.optimizer != config.optim.name else {}
+            keys = [*keys, *(f"--config.{key}={value}" for key, value in changes.items())]
             mend = f"give {' '.join(keys)}, then it needs {_gb(change.memory.total)} or more"
             break
     words = f"a step needs {_gb(need)} of memory or more, and there are {_gb(room.bytes)} {room.of}: {mend}"
@@ -343,12 +339,7 @@ def _gb(size: float) -> str:
 
 
 def remedy(
-    config: Config,
-    mesh: Mesh,
-    limit_bytes: float,
-    make_parts: lower.MakeParts,
-    known: tuple[int | None, int],
-    begun: bool,
+    config: Config, mesh: Mesh, limit_bytes: float, known: tuple[int | None, int], begun: bool
 ) -> tuple[list[str], int] | None:
     """Returns (the overrides of the smallest change that makes a step fit, the bytes that it then needs), or None.
 
@@ -360,7 +351,7 @@ def remedy(
     options = lower.QUICK if mesh.devices.flat[0].platform == "cpu" else None
     before = own(config, size, remat)
     for changed, overrides in _changes(config, begun):
-        compiler = Compiler(changed, mesh, limit_bytes, make_parts, options)
+        compiler = Compiler(changed, mesh, limit_bytes, options=options)
         start = own(changed, size, remat)
         if changed is config:
             need, state = known
