@@ -34,7 +34,7 @@ class Report:
 
     @property
     def hung(self) -> bool:
-        return any(finding.hung for finding in self.findings)
+        return any(finding.figures.get("hung") for finding in self.findings)
 
     def check(self, name: str, ask: Callable[[], Finding | list[Finding]], seconds: float = 30.0) -> None:
         """Runs one check, at most for `seconds`, and prints its findings."""
@@ -60,8 +60,9 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
     def start() -> Finding:
         nonlocal machine
-        machine = importlib.import_module("jaxlm.plan.doctor.machine").start(config)
-        return machine.present(has_gpu)
+        checks = importlib.import_module("jaxlm.plan.doctor.machine")
+        machine = checks.start(config)
+        return checks.present(has_gpu)
 
     several = config.distributed.start_timeout_s if config.distributed.coordinator else 0
     report.check("devices", start, START_S + several)
@@ -88,7 +89,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
 def _checkpoint_bytes(machine: object) -> int:
     """Returns the bytes of one checkpoint; UNKNOWN_BYTES if the plan fails, which another finding reports."""
     try:
-        return files.within(START_S, lambda: machine.checkpoint_bytes)
+        return files.within(START_S, lambda: machine.need.checkpoint)
     except Exception:
         return UNKNOWN_BYTES
 
