@@ -101,12 +101,10 @@ def save_hours(config: Config, hours: float, devices: int, hosts: int) -> float:
     c, steps = config.checkpoint, config.train.steps
     by_steps = hours * min(c.every_steps or steps, steps) / steps
     minutes = c.every_minutes or math.inf
-    return min(by_steps, (auto_minutes(config, devices, hosts) if minutes == pace.AUTO else minutes) / 60)
-
-
-def auto_minutes(config: Config, devices: int, hosts: int) -> float:
-    waits, verifies = save_seconds(config, devices), save_seconds(config, hosts) * TO_HOST / READ_BACK
-    return pace.minutes(waits, verifies, config.plan.preemptions_per_day)
+    if minutes == pace.AUTO:
+        waits, verifies = save_seconds(config, devices), save_seconds(config, hosts) * TO_HOST / READ_BACK
+        minutes = pace.minutes(waits, verifies, config.plan.preemptions_per_day)
+    return min(by_steps, minutes / 60)
 
 
 def save_seconds(config: Config, devices: int) -> float:

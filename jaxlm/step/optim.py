@@ -318,7 +318,13 @@ def _adafactor(c: OptimConfig) -> optax.GradientTransformation:
     # Updates are not scaled by the parameter's size (as in arXiv:2106.04560), so a rate means the same as for AdamW. Optax
     # factors dimensions from 128 on, but then attention kernels (D, heads, head dim) would have no two to factor.
     del c
-    return _gated(optax.chain(optax.scale_by_factored_rms(min_dim_size_to_factor=32), optax.clip_by_block_rms(1.0)))
+    tx = optax.chain(optax.scale_by_factored_rms(min_dim_size_to_factor=32), optax.clip_by_block_rms(1.0))
+
+    def update(grads: dict, state: optax.OptState, params: dict, *, ok: jax.Array, **extra) -> tuple:
+        updates, new = tx.update(grads, state, params)
+        return updates, jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, state)  # the gate that `scale_by_adam` has
+
+    return optax.GradientTransformationExtraArgs(tx.init, update)
 
 
 def _muon(c: OptimConfig, dtype: str) -> optax.GradientTransformation:
@@ -372,16 +378,6 @@ def _scaled(name: str, update: jax.Array) -> jax.Array:
 def _spec(name: str, leaf: jax.Array) -> PartitionSpec:
     mesh = jax.sharding.get_abstract_mesh()
     return PartitionSpec() if mesh.empty else sharding.spec(axes_of(name, leaf), leaf.shape, mesh)
-
-
-def _gated(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Returns `tx` with the gate that `scale_by_adam` has: the state stays as it is if `ok` is false."""
-
-    def update(grads: dict, state: optax.OptState, params: dict, *, ok: jax.Array, **extra) -> tuple:
-        updates, new = tx.update(grads, state, params)
-        return updates, jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, state)
-
-    return optax.GradientTransformationExtraArgs(tx.init, update)
 
 
 _OPTIMIZERS = {"adamw": _adamw, "adamw8bit": _adamw, "adafactor": _adafactor}
