@@ -34,7 +34,7 @@ class Report:
 
     @property
     def hung(self) -> bool:
-        return any(finding.figures.get("hung") for finding in self.findings)
+        return any(finding.hung for finding in self.findings)
 
     def check(self, name: str, ask: Callable[[], Finding | list[Finding]], seconds: float = 30.0) -> None:
         """Runs one check, at most for `seconds`, and prints its findings."""

@@ -25,6 +25,10 @@ class Finding:
     text: str
     figures: dict = dataclasses.field(default_factory=dict)
 
+    @property
+    def hung(self) -> bool:
+        return self.figures.get("hung", False)
+
     def __str__(self) -> str:
         return f"{self.verdict:<4}  {self.name:<10}  {self.text}"
 
