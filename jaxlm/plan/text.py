@@ -13,15 +13,9 @@ BUSY = 0.5  # load per core above which a measurement on a CPU says little
 
 
 def render(plan: dict) -> str:
-    parts = {
-        "model": _model,
-        "run": _tokens,
-        "recipe": _recipe,
-        "rates": _rates,
-        "memory": _memory,
-        "methods": _methods,
-    }
-    parts |= {"disk": _disk, "compiled": _compiled, "accelerators": _table, "phases": _phases, "prices_as_of": _notes}
+    parts = {"model": _model, "run": _tokens, "recipe": _recipe, "rates": _rates, "memory": _memory}
+    parts |= {"methods": _methods, "disk": _disk, "compiled": _compiled, "accelerators": _table}
+    parts |= {"phases": _phases, "prices_as_of": _notes}
     return "\n\n".join(part(plan) for key, part in parts.items() if plan.get(key))
 
 
