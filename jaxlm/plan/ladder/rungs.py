@@ -26,14 +26,8 @@ BUDGETS = (1 / 4, 1 / 2, 1)  # of the largest
 TIMES = (0.5, 1.0, 2.0)  # multiples of the rate that are tried at the smallest size and budget
 HOURS, SHARE = 0.5, 0.03  # the limit: so many hours, or this share of the config's own hours if that is more
 BATCH_EXPONENT = 0.571
-SHAPE = (
-    "n_layers",
-    "d_model",
-    "n_heads",
-    "n_kv_heads",
-    "head_dim",
-    "d_ff",
-)  # of a model: the keys that give it its size
+# The keys that give a model its size.
+SHAPE = ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff")
 START_S = 30.0  # of a run before its first step and after its last: a guess
 EVAL_SPEED = 3  # held-out tokens are this much faster than trained ones: a forward pass alone
 ASKED_STEPS = 5  # at least, of a run whose tokens are given
