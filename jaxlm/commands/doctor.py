@@ -60,8 +60,9 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
     def start() -> Finding:
         nonlocal machine
-        machine = importlib.import_module("jaxlm.plan.doctor.machine").start(config)
-        return machine.present(has_gpu)
+        checks = importlib.import_module("jaxlm.plan.doctor.machine")
+        machine = checks.start(config)
+        return checks.present(has_gpu)
 
     several = config.distributed.start_timeout_s if config.distributed.coordinator else 0
     report.check("devices", start, START_S + several)
@@ -88,7 +89,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
 def _checkpoint_bytes(machine: object) -> int:
     """Returns the bytes of one checkpoint; UNKNOWN_BYTES if the plan fails, which another finding reports."""
     try:
-        return files.within(START_S, lambda: machine.checkpoint_bytes)
+        return files.within(START_S, lambda: machine.need.checkpoint)
     except Exception:
         return UNKNOWN_BYTES
 

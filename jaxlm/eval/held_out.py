@@ -44,7 +44,7 @@ def sum_axis(config: EvalConfig) -> int | None:
 def token_nll(model: Transformer, tile: int) -> Callable[[Variables, Batch], jax.Array]:
     """Returns a function `(variables, batch) -> nll`, the cross-entropy of each token in nats, float32 [B, T]."""
     dtype = jnp.dtype(model.config.dtype)
-    return lambda variables, batch: -base.token_logp(model, cast(variables, dtype), batch, None, tile)
+    return lambda variables, batch: -base.token_logp(model, cast(variables, dtype), batch, tile)
 
 
 def summed_nll(model: Transformer, tile: int, axis: int | None = None) -> Callable[[Variables, Batch], jax.Array]:

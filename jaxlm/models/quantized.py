@@ -115,11 +115,8 @@ def _part_in_int8(part: dict, kind: str, dtype: str) -> tuple[dict, dict]:
         kept, matrices = pack_layer(part, every_product=True)
     elif kind in ("embed", "head"):
         kept, matrices = {}, {name: leaf.T if kind == "head" else leaf for name, leaf in part.items()}
-    return _kept_types(kept, dtype), jax.tree.map(int8.quantize, matrices)
-
-
-def _kept_types(params: dict, dtype: str) -> dict:
-    return jax.tree.map(lambda leaf: leaf.astype(dtype) if leaf.ndim > 1 else leaf, params)
+    kept = jax.tree.map(lambda leaf: leaf.astype(dtype) if leaf.ndim > 1 else leaf, kept)
+    return kept, jax.tree.map(int8.quantize, matrices)
 
 
 def _is_kernel(name: str) -> bool:

@@ -73,13 +73,7 @@ def _by_gram(x_NxPxQ: jax.Array, coefficients: _Coefficients, product: typing.Ca
     return product(together_NxPxP, x_NxPxQ)
 
 
-class _Shape(typing.NamedTuple):
-    """A matrix as it is stacked: rows are the smaller side, inputs or outputs; `by_*` are the mesh axes that shard a side."""
-
-    rows: int
-    columns: int
-    by_row: tuple[str, ...]
-    by_column: tuple[str, ...]
+_Sides = list[tuple[int, tuple[str, ...]]]  # of a matrix: the size of each, and the mesh axes that shard it
 
 
 def each(
@@ -99,20 +93,21 @@ def each(
     mesh = jax.sharding.get_abstract_mesh()
     axes = () if mesh.empty else tuple(axis for axis, size in mesh.shape.items() if size > 1)
     devices = math.prod(mesh.shape[axis] for axis in axes)
-    groups: dict[_Shape, list[tuple[int, bool]]] = {}
+    groups: dict[
+        tuple, list[tuple[int, bool]]
+    ] = {}  # a stack's sides, the smaller one first -> (index, True if turned)
     for index, (x, count, spec) in enumerate(zip(arrays, inputs, specs, strict=True)):
         sides = _sides(x.shape, count, spec)
-        (rows, by_row), (columns, by_column) = sorted(sides)
-        turned = sides != sorted(sides)
-        groups.setdefault(_Shape(rows, columns, by_row, by_column), []).append((index, turned))
+        groups.setdefault(tuple(sorted(sides)), []).append((index, sides != sorted(sides)))
     done: dict[int, jax.Array] = {}
-    for shape, members in groups.items():
-        most = devices * max(1, BATCH_BYTES // (shape.rows * shape.columns * arrays[0].dtype.itemsize))
+    for ((rows, by_row), (columns, by_column)), members in groups.items():
+        most = devices * max(1, BATCH_BYTES // (rows * columns * arrays[0].dtype.itemsize))
+        trades = [(split, dim) for split, dim in ((by_row, 1), (by_column, 2)) if split]
+        copies = tuple(axis for axis in axes if axis not in by_row + by_column)
         for start in range(0, len(members), most):
             batch = members[start : start + most]
-            run = functools.partial(
-                _batch, shape, axes, devices, iterations, [turned for _, turned in batch], [inputs[i] for i, _ in batch]
-            )
+            forms = [(inputs[i], turned) for i, turned in batch]
+            run = functools.partial(_batch, trades, copies, devices, iterations, forms)
             if axes:
                 split = tuple(specs[i] for i, _ in batch)
                 run = jax.shard_map(run, in_specs=split, out_specs=list(split), check_vma=False)
@@ -121,7 +116,7 @@ def each(
     return [done[i] for i in range(len(arrays))]
 
 
-def _sides(shape: tuple[int, ...], inputs: int, spec: PartitionSpec) -> list[tuple[int, tuple[str, ...]]]:
+def _sides(shape: tuple[int, ...], inputs: int, spec: PartitionSpec) -> _Sides:
     entries = [(entry,) if isinstance(entry, str) else tuple(entry or ()) for entry in spec]
     entries += [()] * (len(shape) - len(entries))
     parts = slice(inputs), slice(inputs, None)
@@ -131,20 +126,22 @@ def _sides(shape: tuple[int, ...], inputs: int, spec: PartitionSpec) -> list[tup
 
 
 def _batch(
-    shape: _Shape,
-    axes: tuple[str, ...],
+    trades: list[tuple[tuple[str, ...], int]],
+    copies: tuple[str, ...],
     devices: int,
     iterations: int,
-    turned: list[bool],
-    inputs: list[int],
+    forms: list[tuple[int, bool]],
     *arrays: jax.Array,
 ) -> list[jax.Array]:
-    """Orthogonalises arrays of one shape. In a `shard_map` over `axes`, takes and returns one device's shards."""
-    flat = [x.reshape(math.prod(x.shape[:count]), -1) for x, count in zip(arrays, inputs, strict=True)]
-    stack_NxPxQ = jnp.stack([x.T if turn else x for x, turn in zip(flat, turned, strict=True)])
+    """Orthogonalises arrays of one shape. In a `shard_map` takes and returns one device's shards.
+
+    Args:
+      trades: the mesh axes that shard rows (1) or columns (2); copies: those that shard neither.
+      forms: of each array, how many axes are inputs, and True if its matrix is turned.
+    """
+    flat = [x.reshape(math.prod(x.shape[:count]), -1) for x, (count, _) in zip(arrays, forms, strict=True)]
+    stack_NxPxQ = jnp.stack([x.T if turn else x for x, (_, turn) in zip(flat, forms, strict=True)])
     stack_NxPxQ = jnp.pad(stack_NxPxQ, ((0, -len(arrays) % devices), (0, 0), (0, 0)))
-    trades = [(split, dim) for split, dim in ((shape.by_row, 1), (shape.by_column, 2)) if split]
-    copies = tuple(axis for axis in axes if axis not in shape.by_row + shape.by_column)
     for split, dim in trades:
         stack_NxPxQ = jax.lax.all_to_all(stack_NxPxQ, split, 0, dim, tiled=True)
     if copies:
@@ -157,5 +154,5 @@ def _batch(
         stack_NxPxQ = jax.lax.all_to_all(stack_NxPxQ, split, dim, 0, tiled=True)
     return [
         (x.T if turn else x).reshape(like.shape)
-        for x, turn, like in zip(stack_NxPxQ, turned, arrays, strict=False)  # without the padding
+        for x, (_, turn), like in zip(stack_NxPxQ, forms, arrays, strict=False)  # without the padding
     ]

@@ -102,25 +102,17 @@ def lora_down(x: jax.Array, factor: jax.Array, axes: int = 1) -> jax.Array:
     return dense(x, factor, axes, jnp.float32).astype(x.dtype)
 
 
-def _lora_down_fwd(x: jax.Array, factor: jax.Array, axes: int) -> tuple[jax.Array, tuple]:
-    return lora_down(x, factor, axes), (x, factor)
-
-
 def _lora_down_bwd(axes: int, residuals: tuple, slope: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jax.vjp(lambda x, factor: dense(x, factor, axes), *residuals)[1](slope)
 
 
-lora_down.defvjp(_lora_down_fwd, _lora_down_bwd)
+lora_down.defvjp(lambda x, factor, axes: (lora_down(x, factor, axes), (x, factor)), _lora_down_bwd)
 
 
 @jax.custom_vjp
 def lora_up(low: jax.Array, factor: jax.Array) -> jax.Array:
     """Multiplies low (..., R) by a factor (R, *out). Returns (..., *out) in the dtype of `low`."""
     return dense(low, factor)
-
-
-def _lora_up_fwd(low: jax.Array, factor: jax.Array) -> tuple[jax.Array, tuple]:
-    return lora_up(low, factor), (low, factor)
 
 
 def _lora_up_bwd(residuals: tuple, slope: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -130,7 +122,7 @@ def _lora_up_bwd(residuals: tuple, slope: jax.Array) -> tuple[jax.Array, jax.Arr
     return back.astype(low.dtype), d_factor
 
 
-lora_up.defvjp(_lora_up_fwd, _lora_up_bwd)
+lora_up.defvjp(lambda low, factor: (lora_up(low, factor), (low, factor)), _lora_up_bwd)
 
 
 def multiply(x: jax.Array, kernels: list[jax.Array | Coded], product: Product, fuse: bool) -> list[jax.Array]:
@@ -159,12 +151,6 @@ def _of_codes(x: jax.Array, kernels: list[Coded], product: Product, fuse: bool) 
     return _decode_and_multiply(x, block_codes.after(x, kernels), product, fuse)
 
 
-def _forward_of_codes(
-    x: jax.Array, kernels: list[Coded], product: Product, fuse: bool
-) -> tuple[list[jax.Array], tuple]:
-    return _of_codes(x, kernels, product, fuse), (x, kernels)
-
-
 def _backward_of_codes(
     product: Product, fuse: bool, residuals: tuple, grads: list[jax.Array]
 ) -> tuple[jax.Array, None]:
@@ -174,7 +160,7 @@ def _backward_of_codes(
     return *transposed(grads), None
 
 
-_of_codes.defvjp(_forward_of_codes, _backward_of_codes)
+_of_codes.defvjp(lambda x, kernels, *how: (_of_codes(x, kernels, *how), (x, kernels)), _backward_of_codes)
 
 
 def _decode_and_multiply(x: jax.Array, kernels: list[Coded], product: Product, fuse: bool) -> list[jax.Array]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
+from jax.custom_derivatives import SymbolicZero
 
 from jaxlm.ops.decode import first_argmax
 
@@ -101,8 +101,7 @@ def token_scores(
 
     if tile == 0 or tile >= hidden_MxD.shape[0]:
         return of_tile((hidden_MxD, targets_M))
-    tiles = jax.lax.map(of_tile, _to_tiles(tile, hidden_MxD, targets_M))
-    return tuple(_from_tiles(x_IxR, hidden_MxD.shape[0]) for x_IxR in tiles)
+    return _by_tile(of_tile, tile, hidden_MxD, targets_M)
 
 
 def _logits(hidden_RxD, head_DxV, rows_NxD, vocab_size: int, row_ids: tuple[int, ...]) -> jax.Array:
@@ -144,6 +143,11 @@ def _to_tiles(tile: int, *arrays) -> tuple[jax.Array, ...]:
 def _from_tiles(x_IxRx, length: int) -> jax.Array:
     x = jnp.moveaxis(x_IxRx, 0, 1)
     return x.reshape(-1, *x.shape[2:])[:length]
+
+
+def _by_tile(of_tile: Callable, tile: int, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    tiles = jax.lax.map(of_tile, _to_tiles(tile, *arrays))
+    return tuple(_from_tiles(x_IxR, arrays[0].shape[0]) for x_IxR in tiles)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7, 8))
@@ -197,15 +201,13 @@ def _back(d_logits_RxV, hidden_RxD, head_DxV, rows_NxD, row_ids, d_head_VxD, d_r
     return d_hidden_RxD.astype(hidden_RxD.dtype), d_head_VxD, d_rows_NxD
 
 
-def _zeros(head_DxV: jax.Array | None, rows_NxD: jax.Array | None) -> tuple[jax.Array | None, jax.Array | None]:
-    """Returns zero gradients of the head, [V, D], and of the rows, to start from; None for those not trained."""
-    d_head_VxD = None if head_DxV is None else jnp.zeros(head_DxV.shape[::-1], jnp.float32)
-    return d_head_VxD, None if rows_NxD is None else jnp.zeros(rows_NxD.shape, jnp.float32)
+def _zeros(*trained: jax.Array | None) -> tuple[jax.Array | None, ...]:
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), trained)
 
 
 def _tiled_fwd(hidden, head, rows, targets, weights, vocab_size, z_loss, tile, row_ids):
-    hidden_MxD, head_DxV, rows_NxD = hidden.value, head.value, _value(rows)
-    zero, start = jnp.zeros((), jnp.float32), _zeros(head_DxV if head.perturbed else None, rows_NxD)
+    hidden_MxD, head_DxV, rows_NxD = hidden.value, head.value, rows and rows.value
+    zero, start = jnp.zeros((), jnp.float32), _zeros(head_DxV.T if head.perturbed else None, rows_NxD)
     body = _tile_gradients(head_DxV, rows_NxD, vocab_size, z_loss, row_ids)
     tiles = _to_tiles(tile, hidden_MxD, targets.value, weights.value)
     (sums, d_head_VxD, d_rows_NxD), d_hidden_IxRxD = jax.lax.scan(body, ((zero,) * 3, *start), tiles)
@@ -223,10 +225,6 @@ def _tiled_bwd(vocab_size, z_loss, tile, row_ids, residuals, cotangents):
 
 # Symbolic zeros tell which inputs are differentiated: the gradient of a frozen head would cost a product.
 _tiled.defvjp(_tiled_fwd, _tiled_bwd, symbolic_zeros=True)
-
-
-def _value(primal: CustomVJPPrimal | None) -> jax.Array | None:
-    return None if primal is None else primal.value
 
 
 def _like(gradient: jax.Array | None, x: jax.Array | None, transposed: bool = False) -> jax.Array | None:
@@ -251,13 +249,12 @@ def _nll_and_lse(hidden_MxD, head_DxV, rows_NxD, targets_M, vocab_size, tile, ro
         lse_R, picked_R = _lse_and_picked(args[0], head_DxV, rows_NxD, args[1], vocab_size, row_ids)
         return lse_R - picked_R, lse_R
 
-    tiles = jax.lax.map(of_tile, _to_tiles(tile, hidden_MxD, targets_M))
-    return tuple(_from_tiles(x_IxR, hidden_MxD.shape[0]) for x_IxR in tiles)
+    return _by_tile(of_tile, tile, hidden_MxD, targets_M)
 
 
 def _tiled_nll_fwd(hidden, head, rows, targets, vocab_size, tile, row_ids):
     # The backward pass computes the logits again: only there the gradient of each token's loss is known.
-    inputs = (hidden.value, head.value, _value(rows), targets.value)
+    inputs = (hidden.value, head.value, rows and rows.value, targets.value)
     nll_M, lse_M = _nll_and_lse(*inputs, vocab_size, tile, row_ids)
     trained_head = {} if head.perturbed else None  # a residual is an array or a structure
     return nll_M, (*inputs, lse_M, trained_head)
@@ -278,7 +275,7 @@ def _tiled_nll_bwd(vocab_size, tile, row_ids, residuals, slope_M):
         return tuple(gradients), d_hidden_RxD
 
     tiles = _to_tiles(tile, hidden_MxD, targets_M, lse_M, slope_M)
-    start = _zeros(None if trained_head is None else head_DxV, rows_NxD)
+    start = _zeros(None if trained_head is None else head_DxV.T, rows_NxD)
     (d_head_VxD, d_rows_NxD), d_hidden_IxRxD = jax.lax.scan(of_tile, start, tiles)
     d_hidden_MxD = _from_tiles(d_hidden_IxRxD, hidden_MxD.shape[0])
     return d_hidden_MxD, _like(d_head_VxD, head_DxV, transposed=True), _like(d_rows_NxD, rows_NxD), None

@@ -55,10 +55,6 @@ class Prices:
         fitting = [kind for kind in self.peaks if re.search(rf"\b{re.escape(kind)}\b", device_kind, re.IGNORECASE)]
         return max(fitting, key=len, default=None)  # "H200 NVL" before "H200"
 
-    def of_device(self, device_kind: str) -> list[Accelerator]:
-        """Returns the accelerators that a device of this kind may be: two for an A100, none for a CPU."""
-        return [a for a in self.accelerators if a.kind == self.kind(device_kind)]
-
 
 def load(path: str = "") -> Prices:
     """Reads a prices file, the shipped one by default. Raises ConfigError if it is absent or wrong."""
@@ -93,10 +89,7 @@ def _accelerator(file: pathlib.Path, name: str, entry: dict, usable: float, assu
         name=name,
         kind=str(entry.get("kind", name)),
         memory=1e9 * usable * _number(place, entry, "memory_gb"),
-        tflops=_number(place, entry, "tflops"),
-        bandwidth_gb=_number(place, entry, "bandwidth_gb"),
-        usd=_number(place, entry, "usd"),
-        usd_spot=_number(place, entry, "usd_spot"),
+        **{key: _number(place, entry, key) for key in ("tflops", "bandwidth_gb", "usd", "usd_spot")},
         mfu=_number(place, entry, "mfu", (0, 1)) if has_mfu else assumed,
         mfu_from=str(entry.get("mfu_from", "")) if has_mfu else "",
     )
@@ -123,7 +116,8 @@ def check_price(config: Config, device_kind: str, devices: int) -> None:
     limited = [f"config.{key}={usd:g}" for key, usd in budgets.items() if usd]
     if config.hardware.usd_per_hour or not limited:
         return
-    times, cards = f"{devices} x " * (devices > 1), load(config.plan.prices).of_device(device_kind)
+    times, known = f"{devices} x " * (devices > 1), load(config.plan.prices)
+    cards = [a for a in known.accelerators if a.kind == known.kind(device_kind)]  # two for an A100, none for a CPU
     prices = [f"{devices * card.usd:g} ({times}{card.name})" for card in cards] or [f"PRICE ({times}{device_kind})"]
     raise ConfigError(
         f"{limited[0]} is a limit in dollars, which needs the machine's price: give "

@@ -8,7 +8,6 @@ has twice the launches; a quantised one is decoded in both passes; these two wer
 and links between devices are not counted.
 """
 
-import dataclasses
 import math
 
 from jaxlm.config import Config, ModelConfig, milestones
@@ -25,51 +24,34 @@ BYTES_PER_TOKEN = 4.0  # assumed for text before there is data
 START_HOURS = 5 / 60  # assumed for a start: the time to the first step, and to compile what runs between steps
 
 
-@dataclasses.dataclass(frozen=True)
-class Cost:
-    """The time and the price of a run on a number of devices of one accelerator.
-
-    Attributes:
-      hours: without interruptions; judging_hours: the part in which DPO's reference scores the data, before step 0.
-      spot_hours: with preemptions and lost work; inf if the run would never end.
-      save_hours: the hours between two checkpoints.
-      spot_pays_hours: spot is cheaper if checkpoints are at most this far apart; 0 if it never is, inf if always.
-    """
-
-    tokens_per_second: float
-    hours: float
-    judging_hours: float
-    usd: float
-    spot_hours: float
-    usd_spot: float
-    usd_per_billion: float
-    save_hours: float
-    spot_pays_hours: float
-
-
 def tokens(config: Config) -> int:
     return config.train.steps * config.train.batch_size * config.train.seq_len
 
 
-def cost(config: Config, accelerator: Accelerator, devices: int, hosts: int) -> Cost:
-    """Returns hours and dollars of a run on `hosts` machines, any of which may be preempted. No key may be auto."""
+def cost(config: Config, accelerator: Accelerator, devices: int, hosts: int) -> dict[str, float]:
+    """Returns the time and the price of a run on `hosts` machines, any of which may be preempted. No key may be auto.
+
+    `hours`: without interruptions, of which `judging_hours` are those in which DPO's reference scores the data before step 0;
+    `spot_hours`: with preemptions and lost work, inf if the run would never end; `save_hours`: between two checkpoints;
+    `spot_pays_hours`: spot is cheaper if checkpoints are at most this far apart; 0 if it never is, inf if always.
+    """
     tokens_per_second = speed(config, accelerator, devices)
     training = tokens(config) / tokens_per_second / 3600
     judging = training * judging_share(config)
     hours = training + judging
     every = save_hours(config, hours, devices, hosts)
     spot_hours = hours * slow_down(config, every, hosts)
-    return Cost(
-        tokens_per_second=tokens_per_second,
-        hours=hours,
-        judging_hours=judging,
-        usd=hours * devices * accelerator.usd,
-        spot_hours=spot_hours,
-        usd_spot=spot_hours * devices * accelerator.usd_spot,
-        usd_per_billion=devices * accelerator.usd / 3600 * 1e9 / tokens_per_second,
-        save_hours=every,
-        spot_pays_hours=spot_pays_hours(config, accelerator, hours, hosts),
-    )
+    return {
+        "tokens_per_second": tokens_per_second,
+        "hours": hours,
+        "judging_hours": judging,
+        "usd": hours * devices * accelerator.usd,
+        "spot_hours": spot_hours,
+        "usd_spot": spot_hours * devices * accelerator.usd_spot,
+        "usd_per_billion": devices * accelerator.usd / 3600 * 1e9 / tokens_per_second,
+        "save_hours": every,
+        "spot_pays_hours": spot_pays_hours(config, accelerator, hours, hosts),
+    }
 
 
 def judging_share(config: Config) -> float:
@@ -119,12 +101,10 @@ def save_hours(config: Config, hours: float, devices: int, hosts: int) -> float:
     c, steps = config.checkpoint, config.train.steps
     by_steps = hours * min(c.every_steps or steps, steps) / steps
     minutes = c.every_minutes or math.inf
-    return min(by_steps, (auto_minutes(config, devices, hosts) if minutes == pace.AUTO else minutes) / 60)
-
-
-def auto_minutes(config: Config, devices: int, hosts: int) -> float:
-    waits, verifies = save_seconds(config, devices), save_seconds(config, hosts) * TO_HOST / READ_BACK
-    return pace.minutes(waits, verifies, config.plan.preemptions_per_day)
+    if minutes == pace.AUTO:
+        waits, verifies = save_seconds(config, devices), save_seconds(config, hosts) * TO_HOST / READ_BACK
+        minutes = pace.minutes(waits, verifies, config.plan.preemptions_per_day)
+    return min(by_steps, minutes / 60)
 
 
 def save_seconds(config: Config, devices: int) -> float:

@@ -69,11 +69,9 @@ class Placement:
     replicated: bool
 
 
-def lower_step(
-    config: Config, mesh: Mesh | AbstractMesh, make_parts: MakeParts = parts_of
-) -> tuple[jax.stages.Lowered, list[Placement]]:
+def lower_step(config: Config, mesh: Mesh | AbstractMesh) -> tuple[jax.stages.Lowered, list[Placement]]:
     """Returns (the train step, lowered for a mesh whose devices may be absent; the placement of each parameter)."""
-    made = make_parts(config, mesh)
+    made = parts_of(config, mesh)
     variables, shardings = made.frozen | made.abstract.params, made.frozen_shardings | made.shardings.params
     return made.lower(), placements(tree.merge(variables), tree.merge(shardings))
 

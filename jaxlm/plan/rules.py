@@ -101,8 +101,7 @@ def muon_rate(run: Run) -> Rule:
     5.1e-4) is .65 of the rule, nanochat's (.02 at d 1280, 11.2B tokens, 2^19 a step: 2.8e-3) 2.5 times it.
     """
     rate = 6e-4 * (2048 / run.width) * (6.5e9 / run.tokens) ** 0.35 * math.sqrt(run.batch / 2**18)
-    low, high = (share * rate for share in MUON_SPAN)
-    return Rule(rate, low, high, "Moonlight's rate at 1B, scaled (arXiv:2502.16982)")
+    return Rule(rate, *(share * rate for share in MUON_SPAN), "Moonlight's rate at 1B, scaled (arXiv:2502.16982)")
 
 
 def rate(name: str, run: Run) -> Rule:
@@ -116,9 +115,8 @@ def b2(run: Run) -> Rule:
     H is 36M tokens, 10M for up to 35M parameters; at most a quarter of the run's tokens (issue 4567 of marin-community/marin,
     whose best b2 are half-lives of 25M to 70M tokens; arXiv:2507.07101 for small batches).
     """
-    least, most = (SMALL_HALF_LIFE,) * 2 if run.params <= SMALL else HALF_LIFE_SPAN
-    best = SMALL_HALF_LIFE if run.params <= SMALL else HALF_LIFE
-    value, low, high = (b2_of(run, tokens) for tokens in (best, least, most))
+    half_lives = (SMALL_HALF_LIFE,) * 3 if run.params <= SMALL else (HALF_LIFE, *HALF_LIFE_SPAN)
+    value, low, high = (b2_of(run, tokens) for tokens in half_lives)
     return Rule(value, low, high, "marin issue 4567, arXiv:2507.07101")
 
 

@@ -8,10 +8,9 @@ from jaxlm.config import Config, ConfigError, ModelConfig
 from jaxlm.data.shards import vocabulary
 from jaxlm.host.console import human
 from jaxlm.plan.flops import count_params
-from jaxlm.plan.ladder.rungs import smaller
+from jaxlm.plan.ladder.rungs import SHAPE, smaller
 
 _POWERS = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
-_KEYS = ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff")
 _OFF = 0.05  # of the parameters that are asked for, at most
 _MULTIPLE = 8  # of d_ff
 _MOST_WIDTH = 1 << 15
@@ -36,7 +35,7 @@ def overrides(config: Config, text: str) -> list[str]:
     if not vocab_size:
         raise ConfigError("--params counts the embedding too: give --config.model.vocab_size=N")
     sized = _sized(dataclasses.replace(config.model, vocab_size=vocab_size), wanted, text)
-    return [f"model.{key}={getattr(sized, key)}" for key in _KEYS]
+    return [f"model.{key}={getattr(sized, key)}" for key in SHAPE]
 
 
 def _sized(model: ModelConfig, wanted: int, text: str) -> ModelConfig:

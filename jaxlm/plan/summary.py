@@ -170,4 +170,4 @@ def _cost(config: Config, device: Accelerator, fitting: fit.Fit | None, machines
         config = fit.with_changes(config, fitting.optimizer, fitting.remat, fitting.microbatch)
     elif config.train.microbatch_size < 1:
         config = fit.with_changes(config, microbatch=devices)
-    return dataclasses.asdict(cost(config, device, devices, machines))
+    return cost(config, device, devices, machines)

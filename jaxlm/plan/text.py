@@ -13,8 +13,10 @@ BUSY = 0.5  # load per core above which a measurement on a CPU says little
 
 
 def render(plan: dict) -> str:
-    parts = (_model, _tokens, _recipe, _rates, _memory, _methods, _disk, _compiled, _table, _phases, _notes)
-    return "\n\n".join(filter(None, (part(plan) for part in parts)))
+    parts = {"model": _model, "run": _tokens, "recipe": _recipe, "rates": _rates, "memory": _memory}
+    parts |= {"methods": _methods, "disk": _disk, "compiled": _compiled, "accelerators": _table}
+    parts |= {"phases": _phases, "prices_as_of": _notes}
+    return "\n\n".join(part(plan) for key, part in parts.items() if plan.get(key))
 
 
 def _model(plan: dict) -> str:
@@ -91,7 +93,7 @@ def _loss(law: dict) -> str:
 
 
 def _ladder(plan: dict) -> str:
-    """The loss that the ladder predicts; "" if there is no ladder."""
+    """Returns the loss that the ladder predicts; "" if there is no ladder."""
     if not (ladder := plan.get("ladder")):
         return ""
     far = [f"{times:.2g} times their {what}" for what, times in ladder["beyond"].items() if times > FAR[what]]
@@ -118,9 +120,8 @@ def _data(plan: dict) -> str:
 
 
 def _recipe(plan: dict) -> str:
-    """Returns the values of the published rules, and the config's departures from them; "" where no rules apply."""
-    if not (recipe := plan["recipe"]):
-        return ""
+    """Returns the values of the published rules, and the config's departures from them."""
+    recipe = plan["recipe"]
     phrases = {"lr": "rate {}", "matrix_lr_ratio": "of the matrices {} times that", "b2": "b2 {}"}
     phrases |= {"batch_tokens": "batch of {} tokens", "warmup_steps": "warm-up of {} steps"}
     words = []
@@ -134,7 +135,7 @@ def _recipe(plan: dict) -> str:
 
 
 def _rates(plan: dict) -> str:
-    return table(plan["rates"], right=[1]) if plan["rates"] else ""
+    return table(plan["rates"], right=[1])
 
 
 def _number(rule: str, number: float) -> str:
@@ -173,9 +174,7 @@ def _memory(plan: dict) -> str:
 
 
 def _methods(plan: dict) -> str:
-    """The ways to fine-tune the model, side by side; "" for pretraining."""
-    if not plan["methods"]:
-        return ""
+    """Returns the ways to fine-tune the model, side by side."""
     remats = list(plan["methods"][0]["bytes"])
     head = ["METHODS, GB with one row", *(f"remat {remat}" for remat in remats), "smallest card"]
     rows = [
@@ -186,9 +185,7 @@ def _methods(plan: dict) -> str:
 
 
 def _disk(plan: dict) -> str:
-    """Returns the disk space that the run takes; "" if the plan has no `disk`."""
-    if not (disk := plan.get("disk")):
-        return ""
+    disk = plan["disk"]
     total, each = size(disk["checkpoint"] * disk["checkpoints"]), size(disk["checkpoint"])
     text = f"DISK  {total} for {disk['checkpoints']} checkpoints of {each} ({disk['why']}, one on its way)"
     if plan["training"]["program"] == "pretrain":
@@ -197,9 +194,8 @@ def _disk(plan: dict) -> str:
 
 
 def _compiled(plan: dict) -> str:
-    """The memory and collectives of the compiled step; "" if none was compiled."""
-    if not (c := plan.get("compiled")):
-        return ""
+    """Returns the memory and collectives of the compiled step."""
+    c = plan["compiled"]
     note, whole = f" ({c['memory_note']})" if c["memory_note"] else "", c["largest_replicated"]
     largest = whole and f"the largest {whole['name']} with {human(whole['elements'])} numbers"
     replicated = f"{c['replicated']} of them, {largest}" if whole else "none"
@@ -231,9 +227,8 @@ def _table(plan: dict) -> str:
 
 
 def _phases(plan: dict) -> str:
-    """Returns the cost of each phase, and the limits that the planned cost exceeds; "" if no accelerator holds the model."""
-    if not (phases := plan.get("phases")):
-        return ""
+    """Returns the cost of each phase, and the limits that the planned cost exceeds."""
+    phases = plan["phases"]
     card = f"{phases['devices']} x {phases['accelerator']}"
     if len(plan["accelerators"]) > 1:
         card += ", by its price," if phases["price_known"] else ", the cheapest that fits,"

@@ -309,11 +309,8 @@ def _read(moment: Moment) -> jax.Array:
 
 
 def _adamw(c: OptimConfig) -> optax.GradientTransformation:
-    return scale_by_adam(c.b1, c.b2, c.eps, mu_dtype=c.mu_dtype)
-
-
-def _adamw8bit(c: OptimConfig) -> optax.GradientTransformation:
-    return scale_by_adam(c.b1, c.b2, c.eps, full_precision=c.full_precision)
+    whole = c.full_precision if c.name == "adamw8bit" else (".*",)
+    return scale_by_adam(c.b1, c.b2, c.eps, mu_dtype=c.mu_dtype, full_precision=whole)
 
 
 def _adafactor(c: OptimConfig) -> optax.GradientTransformation:
@@ -321,7 +318,13 @@ def _adafactor(c: OptimConfig) -> optax.GradientTransformation:
     # Updates are not scaled by the parameter's size (as in arXiv:2106.04560), so a rate means the same as for AdamW. Optax
     # factors dimensions from 128 on, but then attention kernels (D, heads, head dim) would have no two to factor.
     del c
-    return _gated(optax.chain(optax.scale_by_factored_rms(min_dim_size_to_factor=32), optax.clip_by_block_rms(1.0)))
+    tx = optax.chain(optax.scale_by_factored_rms(min_dim_size_to_factor=32), optax.clip_by_block_rms(1.0))
+
+    def update(grads: dict, state: optax.OptState, params: dict, *, ok: jax.Array, **extra) -> tuple:
+        updates, new = tx.update(grads, state, params)
+        return updates, jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, state)  # the gate that `scale_by_adam` has
+
+    return optax.GradientTransformationExtraArgs(tx.init, update)
 
 
 def _muon(c: OptimConfig, dtype: str) -> optax.GradientTransformation:
@@ -377,17 +380,7 @@ def _spec(name: str, leaf: jax.Array) -> PartitionSpec:
     return PartitionSpec() if mesh.empty else sharding.spec(axes_of(name, leaf), leaf.shape, mesh)
 
 
-def _gated(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Returns `tx` with the gate that `scale_by_adam` has: the state stays as it is if `ok` is false."""
-
-    def update(grads: dict, state: optax.OptState, params: dict, *, ok: jax.Array, **extra) -> tuple:
-        updates, new = tx.update(grads, state, params)
-        return updates, jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, state)
-
-    return optax.GradientTransformationExtraArgs(tx.init, update)
-
-
-_OPTIMIZERS = {"adamw": _adamw, "adamw8bit": _adamw8bit, "adafactor": _adafactor}
+_OPTIMIZERS = {"adamw": _adamw, "adamw8bit": _adamw, "adafactor": _adafactor}
 
 
 def clip(grads: dict, scale: jax.Array, limit: float) -> tuple[dict, dict[str, jax.Array], jax.Array]:

@@ -129,7 +129,7 @@ def test_of_answers_and_of_text(given):
     found = held_out.joined([own, held_out.of_base(model, text, mesh, settings, seq_len=TOKENS, tile=0)])(variables)
     sums = np.zeros(4)
     for batch, without in zip(data.held_out(4), data.held_out(4, ends=False), strict=True):
-        nll = -tiny.jit(lambda v, b: base.token_logp(model, v, b, None))(variables, batch)
+        nll = -tiny.jit(lambda v, b: base.token_logp(model, v, b))(variables, batch)
         for at, weights in enumerate((batch["weights"], without["weights"])):
             sums[2 * at : 2 * at + 2] += (nll * weights).sum(), weights.sum()
     assert sums[3] < sums[1]  # each answer ends

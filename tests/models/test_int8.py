@@ -42,7 +42,7 @@ def draw(model, variables, prompts=PROMPTS, rows: int = 8, **settings) -> list[l
 
 
 def token_logp(model, variables, batch: dict) -> np.ndarray:
-    return np.asarray(jax.jit(lambda v, b: base.token_logp(model, v, b, None))(variables, batch))
+    return np.asarray(jax.jit(lambda v, b: base.token_logp(model, v, b))(variables, batch))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

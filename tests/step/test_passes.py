@@ -22,7 +22,7 @@ LONG = 512  # floats a row that nothing reads but a metric: a batch that weighs 
 def made(updates: int, passes: int = 1, model=SMALL, mesh=None, **train) -> parts.Parts:
     c = make_config(**{"batch_size": B, "microbatch_size": 2} | train)
     c = dataclasses.replace(c, model=model)
-    many = {"updates": updates, "passes": passes}
+    many = {"minibatches": updates // passes, "passes": passes}
     return parts.make(c, mesh or make_mesh(), lambda *a: dataclasses.replace(lm.make(*a), **many))
 
 
@@ -83,7 +83,7 @@ def test_passes_hold_the_batch_once():
             more = jax.ShapeDtypeStruct((B, T * LONG), jnp.float32, sharding=sharding.row_sharding(mesh))
             return base.token_shapes(c, mesh) | {"more": more}
 
-        return dataclasses.replace(tokens, sums=sums, shapes=shapes, updates=2 * passes, passes=passes)
+        return dataclasses.replace(tokens, sums=sums, shapes=shapes, minibatches=2, passes=passes)
 
     def of(passes):
         c = make_config(batch_size=B, microbatch_size=B)
@@ -91,8 +91,3 @@ def test_passes_hold_the_batch_once():
         return temporary(parts.make(c, make_mesh(), lambda *a: carrying(*a, passes)))
 
     assert of(8) < of(1) + 0.1 * 4 * B * T * LONG
-
-
-def test_updates_are_whole_passes():
-    with pytest.raises(ValueError, match="3 updates can't go over a batch 2 times"):
-        base.Objective(None, base.token_shapes, updates=3, passes=2)

@@ -30,7 +30,7 @@ def iterated(model, c):
     def adapt(running, found):
         return {"penalty": jnp.where(found["loss"] > 4.6, running["penalty"] * 1.5, running["penalty"] / 1.5)}
 
-    return dataclasses.replace(plain, updates=4, running={"penalty": 1.0}, adapt=adapt)
+    return dataclasses.replace(plain, minibatches=4, running={"penalty": 1.0}, adapt=adapt)
 
 
 def spiky(model, c):
@@ -222,13 +222,13 @@ def test_what_adapts_does_not_learn_from_a_step_that_was_not_finite():
 )
 def test_rows_that_updates_and_microbatches_do_not_divide_are_refused(microbatch, updates, message):
     c = make_config(batch_size=B, microbatch_size=microbatch)
-    made = parts.make(c, make_mesh(), lambda *a: dataclasses.replace(lm.make(*a), updates=updates))
+    made = parts.make(c, make_mesh(), lambda *a: dataclasses.replace(lm.make(*a), minibatches=updates))
     with pytest.raises(ConfigError, match=message):
         made.step()
 
 
 def two_updates(*args):
-    return dataclasses.replace(lm.make(*args), updates=2)
+    return dataclasses.replace(lm.make(*args), minibatches=2)
 
 
 def test_updates_of_whole_rows_and_with_the_optimizer_offloaded():

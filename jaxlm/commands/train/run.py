@@ -93,7 +93,7 @@ def _open(config: Config, kind: Kind, clock: Clock, stack: contextlib.ExitStack)
     with clock.spend(COMPILE):
         settled = dataclasses.replace(settled, runs=tune.fit(settled.runs, mesh, say, kind.parts, begun))
     ready = Ready(settled.runs, kind.parts(settled.runs, mesh), data, asked_for)
-    return Opened(kind, settled, folder, ready, tune.Once(ready.parts, kind.parts), scores, mirror), log
+    return Opened(kind, settled, folder, ready, tune.Once(ready.parts), scores, mirror), log
 
 
 @dataclasses.dataclass(frozen=True)

@@ -70,13 +70,6 @@ def check_prompts(model: Transformer, prompts: typing.Sequence[typing.Sequence[i
             raise ConfigError(f"prompt {i} has an id outside the vocabulary of {ids}")
 
 
-def on_one_cpu(variables: dict) -> bool:
-    """Returns True if the variables lie on a single device and it is a CPU."""
-    leaf = jax.tree.leaves(variables)[0]
-    devices = leaf.devices() if isinstance(leaf, jax.Array) else jax.devices()
-    return len(devices) == 1 and next(iter(devices)).platform == "cpu"
-
-
 class Prefill:
     """Prompts that are being read together.
 
@@ -117,7 +110,7 @@ class Prefixes:
     """
 
     def __init__(self, places: int, chunk: int):
-        self._chunk, self._free = chunk, list(range(places))[::-1]
+        self._chunk, self._places = chunk, places
         self._kept: collections.OrderedDict[bytes, int] = collections.OrderedDict()
         self.hits = 0
 
@@ -132,15 +125,15 @@ class Prefixes:
     def place(self, ids: np.ndarray, adapter: int = 0) -> int | None:
         """Returns a place to keep the last chunk of `ids`; None if the chunk is kept already, or there are no places."""
         keys = self._keys(ids, adapter)
-        if keys[-1] in self._kept or not (self._free or self._kept):
+        if keys[-1] in self._kept or not self._places:
             return None
-        place = self._free.pop() if self._free else self._kept.popitem(last=False)[1]
+        full = len(self._kept) == self._places
+        place = self._kept.popitem(last=False)[1] if full else len(self._kept)
         self._kept[keys[-1]] = place
         self._use(keys)
         return place
 
     def clear(self) -> None:
-        self._free += self._kept.values()
         self._kept.clear()
 
     def _keys(self, ids: np.ndarray, adapter: int) -> list[bytes]:
@@ -185,7 +178,9 @@ class Engine:
         burst: int | None = None,
         speculate: bool = False,
     ):
-        self._on_cpu = on_one_cpu(variables)
+        leaf = jax.tree.leaves(variables)[0]
+        devices = leaf.devices() if isinstance(leaf, jax.Array) else jax.devices()
+        self._on_cpu = [device.platform for device in devices] == ["cpu"]  # on a single device, and it is a CPU
         self.speculates = speculate and self._on_cpu
         self.model, self.rows = model, rows
         self.chunk = chunk or (32 if self._on_cpu else 256)

@@ -52,19 +52,12 @@ class Machine:
         self._fitted: Config | None = None  # with the values that are chosen at a start
 
     @functools.cached_property
-    def _need(self) -> "Need":
+    def need(self) -> "Need":
         return need(self._config, self._mesh, self._asked.model.dtype)
 
     @property
     def who(self) -> str:
         return f"{jax.process_index()}: " if jax.process_count() > 1 else ""
-
-    @property
-    def checkpoint_bytes(self) -> int:
-        return self._need.checkpoint
-
-    def present(self, has_gpu: bool) -> Finding:
-        return present(has_gpu)
 
     def fits_the_run(self) -> Finding:
         """Returns a finding if training accepts the config. Raises if batch, mesh, offload, data or another model forbid it."""
@@ -89,7 +82,7 @@ class Machine:
 
     def memory(self) -> list[Finding]:
         free = lower.available_bytes()
-        return [device_memory(self._need, free), host_memory(self._need, free)]
+        return [device_memory(self.need, free), host_memory(self.need, free)]
 
     def checkpoint(self) -> Finding:
         return tiny_checkpoint(self._config.workdir, self._mesh)
@@ -98,7 +91,7 @@ class Machine:
         return [links(self._mesh), *shared_memory()]
 
     def forward(self) -> Finding:
-        free = lower.available_bytes() if jax.default_backend() == "cpu" else self._need.step
+        free = lower.available_bytes() if jax.default_backend() == "cpu" else self.need.step
         return twice(self._config, self._mesh, free)
 
     def speed(self) -> Finding:

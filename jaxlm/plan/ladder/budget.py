@@ -138,8 +138,7 @@ def _row(config: Config, run: Config, usd: float, device: Accelerator, fitting: 
     run = of_steps(fitted, config, steps)
     params, tokens = count_params(m), steps * batch_tokens
     ruled = settle.ruled(run, lr=0.0, b2=0.0)
-    shape = ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff")
-    keys = {f"model.{key}": getattr(m, key) for key in shape}
+    keys = {f"model.{key}": getattr(m, key) for key in rungs.SHAPE}
     keys |= {"train.steps": steps, "train.batch_size": t.batch_size, "train.microbatch_size": fitting.microbatch}
     keys |= {"optim.warmup_steps": run.optim.warmup_steps, "optim.lr": 0.0, "optim.b2": 0.0}
     keys |= {"optim.schedule_steps": 0} if config.optim.schedule_steps else {}

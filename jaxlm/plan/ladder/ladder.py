@@ -70,7 +70,10 @@ def begin(config: Config, order: Rows, folder: pathlib.Path, asked: Asked, name:
         was = {"sizes": ladder["sizes"], "tokens": ladder["budgets"], "hours": ladder["hours"]["limit"]}
         wanted = {"sizes": list(asked.sizes), "tokens": list(asked.budgets), "hours": asked.hours}
         was |= older.with_rates(ladder["same"], "optim.")
-        _check_same(folder, was, same | {key: value for key, value in wanted.items() if value})
+        now = same | {key: value for key, value in wanted.items() if value}
+        for key in (key for key in now if was.get(key) != now[key]):
+            mend = "set it back, give another --out, or delete that folder"
+            raise ConfigError(f"{folder} holds a ladder with {key} = {was.get(key)}, now it is {now[key]}: {mend}")
         climbed = rungs.rungs(config, ladder["sizes"], ladder["budgets"], folder)
         if [run["name"] for run in ladder["runs"]] != [rung.name for rung in climbed]:
             raise ConfigError(f"{folder / FILE} is damaged: delete it; {DONE}")
@@ -110,20 +113,14 @@ def _planned(config: Config, folder: pathlib.Path, asked: Asked, held_out: int) 
 def _new(config: Config, order: Rows, name: str) -> Ladder:
     """Returns a new ladder's `version`, `target` and `held_out`, and its results, which are still None."""
     m, e = config.model, config.eval
-    shape = ("family", "n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff")
     target = {"config": name, "parameters": count_params(m), "tokens": tokens(config), "vocab_size": m.vocab_size}
-    target |= {"lr": config.optim.lr or rungs.by_rule(config).lr, "shape": {key: getattr(m, key) for key in shape}}
+    target |= {
+        "lr": config.optim.lr or rungs.by_rule(config).lr,
+        "shape": {key: getattr(m, key) for key in ("family", *rungs.SHAPE)},
+    }
     held_out = {"seq_len": config.train.seq_len, "mixture": dict(order.mixture)}
     held_out |= {"rows": math.prod(e.older_batches)} if e.older_batches else {"max_mb": e.max_mb}
     return {"version": VERSION, "target": target, "held_out": held_out} | dict.fromkeys(("rates", "fit", "foretold"))
-
-
-def _check_same(folder: pathlib.Path, was: Mapping, now: Mapping) -> None:
-    for key in (key for key in now if was.get(key) != now[key]):
-        raise ConfigError(
-            f"{folder} holds a ladder with {key} = {was.get(key)}, now it is {now[key]}: set it back, give another --out, or "
-            "delete that folder"
-        )
 
 
 def _speeds(config: Config, sizes: Sequence[int], budgets: Sequence[float], folder: pathlib.Path) -> dict[int, dict]:

@@ -78,7 +78,7 @@ def fit(points: Sequence[Point], bytes_per_token: float, draws: int = DRAWS) -> 
     """
     if min(len({p.params for p in points}), len({p.tokens for p in points})) < 2:
         raise ValueError("a fit takes two sizes and two numbers of tokens")
-    problem = _Problem.of(points)
+    problem = _Problem(points)
     logs = np.log([p.loss for p in points])
     priors = np.log([PRIORS["e per byte"][0] * bytes_per_token, PRIORS["alpha"][0], PRIORS["beta"][0]])
     theta = problem.solve(logs, priors, NOISE, problem.starts(float(np.exp(logs.min()))))
@@ -100,18 +100,13 @@ def fit(points: Sequence[Point], bytes_per_token: float, draws: int = DRAWS) -> 
 _SPREAD = [PRIORS[name][1] for name in ("e per byte", "alpha", "beta")]
 
 
-@dataclasses.dataclass(frozen=True)
 class _Problem:
     """The law in nearly independent constants: logs of e, of both terms at the mean of the points, of alpha and beta."""
 
-    n: np.ndarray
-    d: np.ndarray
-    middle: tuple[float, float]
-
-    @classmethod
-    def of(cls, points: Sequence[Point]) -> "_Problem":
+    def __init__(self, points: Sequence[Point]):
         n, d = np.log([p.params for p in points]), np.log([p.tokens for p in points])
-        return cls(n - n.mean(), d - d.mean(), (float(n.mean()), float(d.mean())))
+        self.middle = float(n.mean()), float(d.mean())
+        self.n, self.d = n - n.mean(), d - d.mean()
 
     def starts(self, lowest: float) -> list[np.ndarray]:
         grid = itertools.product((0.3, 0.7), (0.2, 0.5, 0.8), (0.2, 0.5))

@@ -26,6 +26,8 @@ BUDGETS = (1 / 4, 1 / 2, 1)  # of the largest
 TIMES = (0.5, 1.0, 2.0)  # multiples of the rate that are tried at the smallest size and budget
 HOURS, SHARE = 0.5, 0.03  # the limit: so many hours, or this share of the config's own hours if that is more
 BATCH_EXPONENT = 0.571
+# The keys that give a model its size.
+SHAPE = ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff")
 START_S = 30.0  # of a run before its first step and after its last: a guess
 EVAL_SPEED = 3  # held-out tokens are this much faster than trained ones: a forward pass alone
 ASKED_STEPS = 5  # at least, of a run whose tokens are given
@@ -46,17 +48,13 @@ class Rung:
     config: Config
 
     @property
-    def parameters(self) -> int:
-        return count_params(self.config.model)
-
-    @property
     def tokens(self) -> int:
         return tokens(self.config)
 
     def to_json(self) -> dict:
         """Returns the run's entry in ladder.json, before it is done."""
         m, t = self.config.model, self.config.train
-        run = {"name": self.name, "d_model": m.d_model, "n_layers": m.n_layers, "parameters": self.parameters}
+        run = {"name": self.name, "d_model": m.d_model, "n_layers": m.n_layers, "parameters": count_params(m)}
         run |= {"tokens": self.tokens, "steps": t.steps, "batch_size": t.batch_size, "lr": self.config.optim.lr}
         run |= {"times": self.times, "rule": self.rule, "kind": self.kind, "planned_hours": None, "hours": 0.0}
         return run | dict.fromkeys(("loss", "bits_per_byte", "bytes_per_token")) | {"why": ""}

@@ -30,8 +30,8 @@ def runs(ladder: Ladder) -> str:
 def found(ladder: Ladder) -> str:
     planned = ladder["hours"]["planned"]
     took = f"HOURS  {hours(ladder['hours']['spent'])} so far" + (f", {hours(planned)} were planned" if planned else "")
-    parts = [_grid(ladder), _rates(ladder), _law(ladder), _foretold(ladder), took]
-    return "\n\n".join(filter(None, parts))
+    parts = {"runs": _grid, "rates": _rates, "fit": _law, "foretold": _foretold}
+    return "\n\n".join([*(part(ladder) for key, part in parts.items() if ladder.get(key)), took])
 
 
 def _loss(run: Mapping) -> str:
@@ -53,9 +53,8 @@ def _grid(ladder: Ladder) -> str:
 
 
 def _rates(ladder: Ladder) -> str:
-    """Returns the results of the runs at several rates; "" until they are done."""
-    if not (rates := ladder["rates"]):
-        return ""
+    """Returns the results of the runs at several rates."""
+    rates = ladder["rates"]
     tried = ", ".join(f"{run['lr']:.3g}: {_loss(run)}" for run in rates["tried"])
     where = f"{rates['best'] / rates['lr']:.2g} times the config's own"
     where = "the end of the tried rates: the best may lie beyond" if rates["edge"] else where
@@ -66,9 +65,7 @@ def _rates(ladder: Ladder) -> str:
 
 
 def _law(ladder: Ladder) -> str:
-    if not (fit := ladder["fit"]):
-        return ""
-    law = fit["law"]
+    fit, law = ladder["fit"], ladder["fit"]["law"]
     return block(
         f"LAW  L = {law['e']:.3g} + {law['a']:.3g} / N^{law['alpha']:.3g} + {law['b']:.3g} / D^{law['beta']:.3g}; runs scatter "
         f"around it by {fit['noise']:.1%}. The largest size, predicted from the others, is off by {abs(fit['missed']):.1%}."
@@ -76,22 +73,16 @@ def _law(ladder: Ladder) -> str:
 
 
 def _foretold(ladder: Ladder) -> str:
-    if not ladder["fit"]:
-        return ""
     rows = [[f"FORETOLD {ladder['target']['config']}", "loss", f"{LEVEL:.0%} interval"]]
     for row in ladder["foretold"]:
         rows.append([f"  {_size(row)}", f"{row['loss']:.3f}", f"{row['low']:.3f} to {row['high']:.3f}"])
     text = table(rows, right=(1,))
-    if is_wide(ladder["foretold"]):
+    whole = ladder["foretold"][2]
+    if whole["high"] - whole["low"] > WIDE * whole["loss"]:
         text += "\n" + block(
             "The interval is wide and decides little: more hours (--hours) or larger models (--sizes) narrow it."
         )
     return text
-
-
-def is_wide(foretold: Sequence[Mapping]) -> bool:
-    row = foretold[2]
-    return row["high"] - row["low"] > WIDE * row["loss"]
 
 
 def budget(choice: dict, config: str, overrides: Sequence[str] = ()) -> str:

@@ -236,13 +236,8 @@ def search(
         return list(done.values())
     sweep(start)
     for group in (("attention",), ("remat", "microbatch_size"), ("scan_layers",), ("tile_tokens",)):
-        sweep((best(list(done.values())) or Trial(start)).candidate, *group)
+        sweep(min(done.values(), key=slowness, default=Trial(start)).candidate, *group)
     return list(done.values())
-
-
-def best(trials: list[Trial]) -> Trial | None:
-    ran = [t for t in trials if t.tokens_per_second]
-    return max(ran, key=lambda t: t.tokens_per_second, default=None)
 
 
 def memory_limit(memory_gb: float = 0.0) -> float:
@@ -277,9 +272,8 @@ class Program:
 class Once:
     """Compiles the train step of a run when it is first asked for, and keeps it. No key may be auto."""
 
-    def __init__(self, made: Parts, make_parts: lower.MakeParts):
-        self._made, self._make_parts = made, make_parts
-        self._program: Program | None = None
+    def __init__(self, made: Parts):
+        self._made, self._program = made, None
 
     def __call__(self, done: int) -> Program | None:
         """Returns the program; None if all steps are `done`. All processes call it. Raises as `admit`."""
@@ -288,11 +282,11 @@ class Once:
         if self._program is None:
             room = lower.of_devices(self._made.config.tune.memory_gb)
             with processes.working("compiling the train step"):
-                self._program = admit(self._made, room, self._make_parts, begun=done > 0)
+                self._program = admit(self._made, room, begun=done > 0)
         return self._program
 
 
-def admit(made: Parts, room: lower.Room | None, make_parts: lower.MakeParts, begun: bool) -> Program:
+def admit(made: Parts, room: lower.Room | None, begun: bool) -> Program:
     """Compiles the train step, from shapes alone. Raises as `lower.refusal` if it needs more memory than there is (`room`).
 
     The room is the same on all processes; if it is unknown (None), nothing is refused.
@@ -308,7 +302,7 @@ def admit(made: Parts, room: lower.Room | None, make_parts: lower.MakeParts, beg
     words += f", and there are {_gb(room.bytes)} {room.of}" if room else ""
     limit = room.bytes * HEADROOM if room else float("inf")
     with processes.working("looking for settings that fit"):
-        change = remedy(made.config, made.mesh, limit, make_parts, (need, state), begun)
+        change = remedy(made.config, made.mesh, limit, (need, state), begun)
     mend = f"give {' '.join(change[0])}, then it needs {_gb(change[1])}" if change else _TOO_LARGE
     platform = made.mesh.devices.flat[0].platform
     raise lower.refusal(f"{words}: {mend}", platform, made.config.tune.memory_gb, begun)
@@ -331,12 +325,9 @@ def check_room(config: Config, mesh: Mesh) -> None:
     mend = _TOO_LARGE
     for changed, keys in _changes(config, begun=True):  # the planner itself tries 8-bit AdamW
         if change := Planner(changed).remedy(shape, HEADROOM * room.bytes):
-            keys = [
-                *keys,
-                f"--config.model.remat={change.remat}",
-                f"--config.train.microbatch_size={change.microbatch}",
-            ]
-            keys += [f"--config.optim.name={change.optimizer}"] * (change.optimizer != config.optim.name)
+            changes = {"model.remat": change.remat, "train.microbatch_size": change.microbatch}
+            changes |= {"optim.name": change.optimizer} if change.optimizer != config.optim.name else {}
+            keys = [*keys, *(f"--config.{key}={value}" for key, value in changes.items())]
             mend = f"give {' '.join(keys)}, then it needs {_gb(change.memory.total)} or more"
             break
     words = f"a step needs {_gb(need)} of memory or more, and there are {_gb(room.bytes)} {room.of}: {mend}"
@@ -348,12 +339,7 @@ def _gb(size: float) -> str:
 
 
 def remedy(
-    config: Config,
-    mesh: Mesh,
-    limit_bytes: float,
-    make_parts: lower.MakeParts,
-    known: tuple[int | None, int],
-    begun: bool,
+    config: Config, mesh: Mesh, limit_bytes: float, known: tuple[int | None, int], begun: bool
 ) -> tuple[list[str], int] | None:
     """Returns (the overrides of the smallest change that makes a step fit, the bytes that it then needs), or None.
 
@@ -365,7 +351,7 @@ def remedy(
     options = lower.QUICK if mesh.devices.flat[0].platform == "cpu" else None
     before = own(config, size, remat)
     for changed, overrides in _changes(config, begun):
-        compiler = Compiler(changed, mesh, limit_bytes, make_parts, options)
+        compiler = Compiler(changed, mesh, limit_bytes, options=options)
         start = own(changed, size, remat)
         if changed is config:
             need, state = known
@@ -397,28 +383,26 @@ FINALISTS = 3  # how many of the fastest candidates run again, in turns
 CPU_PRODUCT, PRODUCT = 1024, 8192  # rows and columns of the matrices that are multiplied
 
 
+@dataclasses.dataclass(eq=False)
 class Bench:
     """Compiles and times candidates, all on one train state and one loader. If `stop` is set, a step raises KeyboardInterrupt.
 
     A candidate is timed for `seconds` at most, but two steps at least.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        mesh: Mesh,
-        limit_bytes: float,
-        batches: Iterator[dict[str, jax.Array]],
-        say: Say,
-        seconds: float = 20.0,
-    ):
-        self._config, self._mesh, self._batches, self._seconds = config, mesh, batches, seconds
-        self._compiler, self._limit_bytes = Compiler(config, mesh, limit_bytes), limit_bytes
-        self._say = say
-        self._state: state.TrainState | None = None
-        self._frozen: Variables = {}
-        self.done: list[Trial] = []
-        self.stop = threading.Event()
+    config: Config
+    mesh: Mesh
+    limit_bytes: float
+    batches: Iterator[dict[str, jax.Array]]
+    say: Say
+    seconds: float = 20.0
+    done: list[Trial] = dataclasses.field(default_factory=list)
+    stop: threading.Event = dataclasses.field(default_factory=threading.Event)
+    _state: state.TrainState | None = None
+    _frozen: Variables = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        self._compiler = Compiler(self.config, self.mesh, self.limit_bytes)
 
     def trial(self, candidate: Candidate) -> Trial:
         """Compiles a candidate and times it if it fits. If it fails, the trial's note says why, and the search can go on."""
@@ -433,13 +417,13 @@ class Bench:
             out_of_memory = "RESOURCE_EXHAUSTED" in str(error)
             trial.note = "ran out of memory" if out_of_memory else f"failed: {config_files.first_line(error)[:160]}"
         shown = f"{trial.tokens_per_second:,.0f} tokens/s" if trial.tokens_per_second else trial.note
-        self._say(f"{candidate}: {shown}")
+        self.say(f"{candidate}: {shown}")
         self.done.append(trial)
         return trial
 
     def _try(self, trial: Trial) -> None:
         compiled, trial.predicted_bytes = self._compiler.compile(trial.candidate)
-        if compiled is None or trial.predicted_bytes > self._limit_bytes:
+        if compiled is None or trial.predicted_bytes > self.limit_bytes:
             trial.note = "does not fit"
             return
         before = _peak_bytes()
@@ -463,9 +447,9 @@ class Bench:
 
     def _speeds(self, programs: list[jax.stages.Compiled]) -> list[float]:
         """Returns each program's tokens a second, by the median time of its steps. The programs run a step each in turn."""
-        train = self._config.train
+        train = self.config.train
         steps = [functools.partial(self._step, compiled) for compiled in programs]
-        seconds = medians(steps, self._config.tune.steps, self._seconds * len(programs))
+        seconds = medians(steps, self.config.tune.steps, self.seconds * len(programs))
         return [train.batch_size * train.seq_len / step_s for step_s in seconds]
 
     def _step(self, compiled: jax.stages.Compiled) -> float:
@@ -475,10 +459,10 @@ class Bench:
         began = time.perf_counter()
         if self._state is None:
             self._frozen = {}  # frees earlier weights first
-            self._state, self._frozen = lower.parts_of(self._config, self._mesh).create()
+            self._state, self._frozen = lower.parts_of(self.config, self.mesh).create()
         before, self._state = self._state, None  # its memory is donated to the step
-        with jax.set_mesh(self._mesh):
-            self._state, metrics = compiled(self._frozen, before, next(self._batches))
+        with jax.set_mesh(self.mesh):
+            self._state, metrics = compiled(self._frozen, before, next(self.batches))
         jax.block_until_ready(metrics)
         return time.perf_counter() - began
 

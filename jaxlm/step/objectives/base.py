@@ -52,9 +52,8 @@ class Objective:
         tokens call `token_logp`, since the loss here may include a z-loss.
       shapes: (config, mesh) -> the batch as ShapeDtypeStructs with their shardings.
       heads: the scalar heads (see `scalar`) that are trained besides the model. Each is a collection.
-      updates: the optimizer updates in one step, a multiple of `passes`.
-      passes: how often a step goes over its batch, each time in `minibatches` = updates / passes parts. Update u takes the
-        rows m, m + minibatches, ... of the batch, where m is u modulo `minibatches`.
+      passes: how often a step goes over its batch, each time in `minibatches` parts, with an optimizer update for each. Update
+        u takes the rows m, m + minibatches, ... of the batch, where m is u modulo `minibatches`.
       running: the initial values of the scalars that `adapt` changes, once a step.
       prepare: adds arrays [B, ...] that depend on all rows of an update, before the rows are split into microbatches.
     """
@@ -62,19 +61,15 @@ class Objective:
     sums: typing.Callable[[Variables, Batch, jax.Array | None], Sums]
     shapes: typing.Callable[[Config, Mesh | AbstractMesh], dict[str, jax.ShapeDtypeStruct]]
     heads: tuple[str, ...] = ()
-    updates: int = 1
     passes: int = 1
+    minibatches: int = 1
     running: dict[str, float] = dataclasses.field(default_factory=dict)
     prepare: typing.Callable[[Batch], Batch] = lambda batch: batch
     adapt: typing.Callable[[Running, dict[str, jax.Array]], Running] = unchanged
 
-    def __post_init__(self):
-        if self.updates % self.passes:
-            raise ValueError(f"{self.updates} updates can't go over a batch {self.passes} times")
-
     @property
-    def minibatches(self) -> int:
-        return self.updates // self.passes
+    def updates(self) -> int:
+        return self.passes * self.minibatches
 
 
 Maker = typing.Callable[[Transformer, Config], Objective]  # the objectives' own `make`
@@ -90,11 +85,9 @@ def hidden(model: Transformer, variables: Variables, batch: Batch, key: jax.Arra
     return model.apply(variables, *inputs, train=key is not None, rngs=rngs, until_BxT=batch.get("until"))
 
 
-def token_logp(
-    model: Transformer, variables: Variables, batch: Batch, key: jax.Array | None, tile: int = 0
-) -> jax.Array:
-    """Returns log p(target) of each token in nats, float32 [B, T]; `tile`: how many tokens' logits are in memory at once."""
-    return hidden_logp(model, variables, hidden(model, variables, batch, key), batch["targets"], tile)
+def token_logp(model: Transformer, variables: Variables, batch: Batch, tile: int = 0) -> jax.Array:
+    """Returns log p(target) of each token in nats, float32 [B, T], without dropout. `tile`: tokens with logits in memory."""
+    return hidden_logp(model, variables, hidden(model, variables, batch, None), batch["targets"], tile)
 
 
 def hidden_logp(

@@ -100,7 +100,7 @@ def answer_logp(model: Transformer, variables: base.Variables, batch: base.Batch
 
     There is no dropout, so that policy and reference differ only by training.
     """
-    logp_BxT = base.token_logp(model, variables, batch, None, tile) * batch["weights"]
+    logp_BxT = base.token_logp(model, variables, batch, tile) * batch["weights"]
     return base.by_segment(logp_BxT, batch["segment_ids"], 2 * batch["pair"].shape[1])
 
 

@@ -86,13 +86,12 @@ def make(model: Transformer, config: Config) -> base.Objective:
         rows = jnp.float32(logp_BxT.shape[0])
         return base.Sums(jnp.sum(loss_BxT * batch["loss_scale"]), rows, metrics)
 
-    epochs = config.policy.epochs
     return base.Objective(
         sums,
         shapes,
         heads=(VALUE,) if values else (),
-        updates=epochs * config.policy.minibatches,
-        passes=epochs,
+        passes=config.policy.epochs,
+        minibatches=config.policy.minibatches,
         running={"beta": config.policy.beta} if values else {},
         prepare=functools.partial(prepare, config),
         adapt=functools.partial(adapted, config) if values and config.policy.kl_target else base.unchanged,
@@ -204,7 +203,7 @@ def judge(model: Transformer, config: Config) -> Judge:
             if values:
                 scores["values"] = base.scalar(variables, VALUE, hidden_BxTxD)
             if reference is not None:
-                scores["reference"] = base.token_logp(model, reference, batch, None, tile)
+                scores["reference"] = base.token_logp(model, reference, batch, tile)
             return scores
 
         if parts == 1:

@@ -71,7 +71,7 @@ def test_what_it_says_to_type_is_that_model_for_that_money(card, usd):
     phases = cost.by_phase(c, row["tokens_per_second"], row["devices"])
     assert sum(phase["hours"] for phase in phases) == pytest.approx(row["hours"], rel=1e-3)
     assert row["hours"] * row["devices"] * device.usd == pytest.approx(usd)
-    assert cost.cost(c, device, row["devices"], 1).usd < usd  # steps alone
+    assert cost.cost(c, device, row["devices"], 1)["usd"] < usd  # steps alone
     # It is billed at the price of these devices, so that its phases' limits are not met before their end.
     billed = row["hours"] * c.hardware.usd_per_hour
     assert billed == pytest.approx(usd, rel=0.02)

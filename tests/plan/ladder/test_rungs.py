@@ -71,7 +71,7 @@ def test_the_order_is_the_rates_then_from_cheap_to_dear():
     assert [run.times for run in found] == [0.5, 1, 2] + 8 * [1]
     assert [run.kind for run in found].count("grid") == 9
     assert {run.tokens for run in found[:3]} == {133_120}
-    work = [run.parameters * run.tokens for run in found if run.kind == "grid"]
+    work = [run.to_json()["parameters"] * run.tokens for run in found if run.kind == "grid"]
     assert work[0] == min(work)
     assert work[-1] == max(work)
 

@@ -24,7 +24,7 @@ def make(*keys: str) -> parts.Parts:
 
 
 def admit(*keys: str, room: float | None, begun: bool = False) -> tune.Program:
-    return tune.admit(make(*keys), room and Room(room, "of a test"), lower.parts_of, begun)
+    return tune.admit(make(*keys), room and Room(room, "of a test"), begun)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def remedy(monkeypatch, cost, limit: float, *keys: str, begun: bool = False):
     monkeypatch.setattr(tune.Compiler, "compile", compiles)
     made = make(*keys)
     known = (cost(made.config), 10)
-    return tune.remedy(made.config, made.mesh, limit, lower.parts_of, known, begun), len(tried)
+    return tune.remedy(made.config, made.mesh, limit, known, begun), len(tried)
 
 
 def cost(c: config.Config) -> int:
@@ -146,7 +146,7 @@ def test_a_run_that_has_begun_may_do_better_the_next_time(monkeypatch, begun, me
 def test_it_is_compiled_once_and_only_for_steps_that_are_left(monkeypatch):
     calls = []
     monkeypatch.setattr(tune, "admit", lambda *args, **kept: calls.append(kept) or "program")
-    once = tune.Once(make("train.steps=200"), lower.parts_of)
+    once = tune.Once(make("train.steps=200"))
     assert once(200) is None
     assert (once(7), once(9)) == ("program", "program")
     assert calls == [{"begun": True}]

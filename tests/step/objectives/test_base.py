@@ -36,7 +36,7 @@ def test_token_logp_and_its_gradient_are_those_of_all_logits_at_once(tile, mesh)
     (want, by_token), d_want = of(logp_by_hand)(VARIABLES)
     on = sharding.make_mesh(config.MeshConfig(*mesh), jax.devices()[: int(np.prod(mesh))])
     with jax.set_mesh(on):
-        (got, found), d_got = of(lambda v: base.token_logp(MODEL, v, BATCH, None, tile))(VARIABLES)
+        (got, found), d_got = of(lambda v: base.token_logp(MODEL, v, BATCH, tile))(VARIABLES)
     np.testing.assert_allclose(got, want, rtol=1e-5)
     np.testing.assert_allclose(found, by_token, rtol=1e-4)
     assert tiny.difference(d_got, d_want) < 1e-4
@@ -44,7 +44,7 @@ def test_token_logp_and_its_gradient_are_those_of_all_logits_at_once(tile, mesh)
 
 def test_full_logits_never_exist_in_either_pass_of_token_logp():
     def count(tile):
-        fn = jax.grad(lambda v: jnp.sum(base.token_logp(MODEL, v, BATCH, None, tile)))
+        fn = jax.grad(lambda v: jnp.sum(base.token_logp(MODEL, v, BATCH, tile)))
         rows = BATCH["tokens"].size
         return jax.jit(fn).lower(VARIABLES).as_text().count(f"tensor<{rows}x{CONFIG.padded_vocab_size}xf32>")
 

@@ -56,7 +56,7 @@ def both(tmp_path_factory):
     given = {"reward_funcs": lambda **_: None}
     made = tiny_trl.trainer("GRPO", tmp_path_factory.mktemp("grpo"), model, given, use_bias_correction_kl=False)
     given, rng = tiny_answers.batch(TEXTS, T, ROWS), np.random.default_rng(3)
-    logp = tiny.jit(lambda v, b: base.token_logp(tiny_trl.OURS, v, b, None))
+    logp = tiny.jit(lambda v, b: base.token_logp(tiny_trl.OURS, v, b))
     now, reference = (tiny_answers.by_answer(given, logp(v, given)) for v in (variables, other))
     old = [x + rng.normal(0, 0.3, x.shape).astype(np.float32) for x in now]
     sampler = [x + rng.normal(0, 0.2, x.shape).astype(np.float32) for x in old]
