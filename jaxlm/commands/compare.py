@@ -26,9 +26,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError("--lower-is-better is for --command's scores: the direction of benchmarks and votes is known")
     steps = _steps(args.checkpoint, one_run=not args.other)
     if args.votes:
-        from jaxlm.corpus.benchmarks import reading  # late: it imports pyarrow
-
-        comparisons = [compare.votes([vote for _, vote in reading.records(args.votes)])]
+        comparisons = [compare.votes(_votes(args.votes))]
     elif args.command:
         a, b = (_scored(args.command, folder, step) for folder, step in zip(folders, steps, strict=True))
         if len(a) != len(b):
@@ -86,6 +84,15 @@ def _names(folders: list[pathlib.Path], steps: list[str]) -> list[str]:
         at = ["" if hf_config.is_model(f) else f" at {step}" for f, step in zip(folders, steps, strict=True)]
         return [f"{name}{step}" for name, step in zip(names, at, strict=True)]
     return [f"step {int(step):,}" if files.is_step(step) else step for step in steps]
+
+
+def _votes(path: str) -> list[dict]:
+    from jaxlm.corpus.benchmarks import reading  # late: it imports pyarrow
+
+    def refuse(number: int) -> None:
+        raise ConfigError(f'{path}, line {number} is no JSON object; it must be {{"winner": "a", "item": ...}}')
+
+    return [vote for _, vote in reading.records(path, refuse)]
 
 
 def _scored(command: str, folder: pathlib.Path, step: str) -> list[float]:
