@@ -20,7 +20,7 @@ from absl import logging as absl_logging
 from ml_collections import config_dict
 
 from jaxlm import config as config_lib
-from jaxlm.cli.verbs import GROUPS, TRAINING, VERBS, Verb
+from jaxlm.cli.verbs import GROUPS, VERBS, Verb, module
 from jaxlm.config import ConfigError, RunError, branch, checks, config_files, milestones, shrink, swept, theirs
 from jaxlm.config import key_help as config_help
 from jaxlm.host import console, files, interrupts
@@ -141,7 +141,7 @@ def _run(argv: list[str], script: bool) -> int:
         )
         print(config_help.page(config_help.read(), asked, config))
         return 0
-    trains = verb.module is None
+    trains = name == "train"
     config = importlib.import_module("jaxlm.run.supervised").adopt() if trains and script else None
     alone = trains and script and not config
     config = config or _resolved(name, args, overrides)
@@ -151,12 +151,12 @@ def _run(argv: list[str], script: bool) -> int:
 
     def program() -> int:
         with console.working("loading", end=False, quiet=True):
-            module = importlib.import_module(f"jaxlm.commands.{verb.module or TRAINING[config.program]}")
+            command = importlib.import_module(f"jaxlm.commands.{module(name, config.program)}")
         if trains and script:
             importlib.import_module("jaxlm.run.supervised").stop_at_once_until_training()
         else:
             interrupts.release(raising=bool(verb.resumes))
-        return module.run(config, args)
+        return command.run(config, args)
 
     if not alone:
         return program()
@@ -168,12 +168,12 @@ def _resolved(name: str, args: argparse.Namespace, overrides: list[str]) -> conf
     verb, lines = VERBS[name], []
     if getattr(args, "params", None) is not None:
         overrides += _of_size(name, args, overrides)
-    given = (_branch(args, overrides) if verb.module is None else None) or _of_folder(verb, args, overrides)
+    given = (_branch(args, overrides) if name == "train" else None) or _of_folder(verb, args, overrides)
     given = given or _settled(name, args.config, overrides, lines.append)
     config = config_lib.resolve(given)
     if given.phases.shrink:
         console.say(shrink.summary(config, given.data.dir))
-    if verb.module is None:
+    if name == "train":
         if run := config_files.averaged(config.workdir):
             raise ConfigError(
                 f"{config.workdir} is an average, which has no optimizer: go on with jaxlm train {run}, or branch "
@@ -333,7 +333,7 @@ def _settled(name: str, word: str | None, overrides: list[str], say: Callable[[s
         inherit = importlib.import_module("jaxlm.interop.inherit")
         (inherit.grow if name == "grow" else inherit.take)(config, overrides, say)
     chosen = file and not _workdir(overrides) and config.workdir == config_files.default_workdir(file, config)
-    if chosen and verb.makes and (verb.module is None or not config.data.dir):
+    if chosen and verb.makes and (name == "train" or not config.data.dir):
         say(f"folder: {config.workdir} (another by --config.workdir=DIR)")
     return config
 
@@ -506,17 +506,13 @@ def _overview() -> str:
 
 
 def _configs() -> str:
-    names = config_files.shipped_configs()
-    return "\n".join(line for name in names for line in _entry(f"{name:<20}", _config_summary(name)))
-
-
-def _entry(name: str, text: str) -> list[str]:
-    return textwrap.wrap(text, config_help.WIDTH, initial_indent=name, subsequent_indent=" " * len(name))
-
-
-def _config_summary(name: str) -> str:
-    text = (config_files.CONFIG_PACKAGE / f"{name}.py").read_text(encoding="utf-8")
-    return ast.get_docstring(ast.parse(text)).splitlines()[0]
+    lines = []
+    for name in config_files.shipped_configs():
+        text = (config_files.CONFIG_PACKAGE / f"{name}.py").read_text(encoding="utf-8")
+        summary = ast.get_docstring(ast.parse(text)).splitlines()[0]
+        indents = {"initial_indent": f"{name:<20}", "subsequent_indent": " " * 20}
+        lines += textwrap.wrap(summary, config_help.WIDTH, **indents)
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,6 @@ class Verb:
     """One command.
 
     Attributes:
-      module: the module of jaxlm.commands whose `run(config, args)` does the work and returns the exit code; None for
-        the training module of the config's program (TRAINING).
       summary: one line for the help.
       options: the flags in addition to --config: name -> arguments of `add_argument`. A flag with a `key` is short for
         --config.KEY.
@@ -32,7 +30,6 @@ class Verb:
       stands_in: an option, and the config used with that option if the command line names none.
     """
 
-    module: str | None
     summary: str
     options: dict[str, dict] = dataclasses.field(default_factory=dict)
     reads_run: bool = False
@@ -75,6 +72,13 @@ def _option(words: str, metavar: str, **more: object) -> dict:
 # config.program -> the module of jaxlm.commands that trains it.
 TRAINING = {"pretrain": "train.text"} | dict.fromkeys(("sft", "dpo", "reward"), "train.posttraining")
 TRAINING |= dict.fromkeys(("ppo", "grpo"), "train.rewards")
+
+
+def module(name: str, program: str) -> str:
+    """Returns the module of jaxlm.commands whose `run(config, args)` executes a verb, and returns the exit code."""
+    return {"train": TRAINING[program], "import": "import_hf"}.get(name, name)
+
+
 _JSON = {"--json": _flag("print JSON instead of a table")}
 _PARAMS = _text("N", "another size of CONFIG's model, in its proportions: 10M, 1.5B", None)
 _CHECKPOINT = {"--checkpoint": {"default": "latest", "help": "latest, best or a step, also RUN@STEP (default: latest)"}}
@@ -94,7 +98,6 @@ _WEIGHTS = {
 }
 VERBS = {
     "train": Verb(
-        None,
         "train a model; again: resume or continue (python -m jaxlm.main too)",
         {"--params": _PARAMS} | _BRANCH,
         keys=("train", "model", "optim", "data"),
@@ -102,13 +105,11 @@ VERBS = {
         resumes="goes on from what is done",
     ),
     "grow": Verb(
-        "grow",
         "make a larger model of config.origin's, the same function at first",
         keys=("model", "optim", "train", "data"),
         makes=True,
     ),
     "prepare": Verb(
-        "prepare",
         "clean, deduplicate and audit documents, with a report",
         {
             "--preset": _text("NAME", "of a DIR: docs, web, code or books (default: by its content)", None),
@@ -122,7 +123,6 @@ VERBS = {
         folder="folder",
     ),
     "tokenize": Verb(
-        "tokenize",
         "make tokenizer, shards and manifest in config.data.dir",
         {
             "--sweep": _text("N,N,...", "only compare vocabularies of these sizes; writes nothing", None),
@@ -142,7 +142,6 @@ VERBS = {
         takes_data=True,
     ),
     "tune": Verb(
-        "tune",
         "time settings of the train step here, and write the fastest",
         {
             "--params": _PARAMS,
@@ -152,7 +151,6 @@ VERBS = {
         keys=("tune", "train", "model", "loss", "hardware"),
     ),
     "plan": Verb(
-        "plan",
         "parameters, memory, hours, dollars, before anything is rented",
         {
             "--budget": _text("USD", "the best model for the money (default: of speed_1b)"),
@@ -164,7 +162,6 @@ VERBS = {
         stands_in=("budget", "speed_1b"),
     ),
     "ladder": Verb(
-        "ladder",
         "small runs on the data that predict a config's held-out loss",
         {
             "--hours": _option("for all runs (default: .5, or .03 of the config's own)", "H", type=float),
@@ -180,7 +177,6 @@ VERBS = {
         resumes="goes on with the run that it was at",
     ),
     "sweep": Verb(
-        "sweep",
         "runs with several values of keys, and which differences are noise",
         {
             "--seeds": _number("of each value, from config.seed on (default: 3; of a search: 1)", None),
@@ -199,13 +195,11 @@ VERBS = {
         sweeps=True,
     ),
     "doctor": Verb(
-        "doctor",
         "check this machine: GPUs, memory, disk, mirror, speed, versions",
         {"--params": _PARAMS} | _JSON,
         keys=("train", "model", "data", "checkpoint", "hardware"),
     ),
     "sample": Verb(
-        "sample",
         "continue prompts with the model of a run",
         {
             "--prompt": _option("a prompt, even one that begins with -; may be repeated", "TEXT", action="append"),
@@ -222,7 +216,6 @@ VERBS = {
         models="also",
     ),
     "chat": Verb(
-        "chat",
         "talk to the models of one run or several, in the terminal",
         {
             "--system": _text("TEXT", "the system message of the conversation"),
@@ -240,7 +233,6 @@ VERBS = {
         models="also",
     ),
     "serve": Verb(
-        "serve",
         "answer over HTTP as OpenAI's API does; a page to talk to it",
         {
             "--port": _number("0 = any that is free (default: 8000)", 8000),
@@ -258,14 +250,12 @@ VERBS = {
         models="also",
     ),
     "import": Verb(
-        "import_hf",
         "make a run of a Hugging Face model: weights, tokenizer, config",
         {"--out": _option("the folder for the run", "RUN", required=True)},
         models="only",
         keys=("model",),
     ),
     "export": Verb(
-        "export",
         "write a run's model for others: Hugging Face, GGUF, PEFT",
         {
             "--to": {
@@ -288,7 +278,6 @@ VERBS = {
         reads_run=True,
     ),
     "eval": Verb(
-        "eval",
         "held-out loss, benchmarks, questions of your own",
         {
             "--tasks": _text("TASK,TASK,...", "benchmarks, arc_easy,mmlu,... (default: eval.tasks)", None),
@@ -304,7 +293,6 @@ VERBS = {
         models="also",
     ),
     "average": Verb(
-        "average",
         "the average of a run's checkpoints, measured beside them",
         {
             "--last": _option("of the last N checkpoints (without a flag: the best of several ways)", "N", type=int),
@@ -315,7 +303,6 @@ VERBS = {
         reads_run=True,
     ),
     "audit": Verb(
-        "audit",
         "find junk in documents, shards or sources, the worst first",
         {
             "--top": _number("findings to print (default: 50; 0 = all)", 50),
@@ -328,7 +315,6 @@ VERBS = {
         takes_data=True,
     ),
     "trace": Verb(
-        "trace",
         "which documents were in a step's batch, or hold a string",
         {
             "--step": _option("the documents of this step, counted from 1", "N", type=int),
@@ -343,14 +329,12 @@ VERBS = {
         takes_data=True,
     ),
     "junk": Verb(
-        "junk",
         "strings that a model writes unasked, and what taught it them",
         {"--tokens": _number("of its texts; drawn if it has fewer (default: 200000)", 200_000), **_CHECKPOINT, **_JSON},
         reads_run=True,
         resumes="goes on with the texts that it has drawn",
     ),
     "report": Verb(
-        "report",
         "a page with a run's curves, costs, samples; or on several runs",
         _JSON
         | {
@@ -363,7 +347,6 @@ VERBS = {
         holds_runs=True,
     ),
     "verify": Verb(
-        "verify",
         "check a run's receipt, and train some of its steps again",
         {
             "--steps": _option("how many to train again, towards the newest (default: 20)", "N", type=int),
@@ -372,14 +355,12 @@ VERBS = {
         reads_run=True,
     ),
     "diff": Verb(
-        "diff",
         "what differs between two runs, and where they part",
         _JSON,
         reads_run=True,
         second="RUN_B",
     ),
     "compare": Verb(
-        "compare",
         "whether two runs can be told apart: the paired test, in words",
         {
             "--checkpoint": _text("A,B", "their steps, or latest (default: the latest with results)"),
@@ -393,7 +374,6 @@ VERBS = {
         models="also",
     ),
     "arena": Verb(
-        "arena",
         "people vote blindly between answers of runs, servers or files",
         {
             "--prompts": _text("FILE", "a line each, or .jsonl (default: the config's)"),

@@ -8,13 +8,14 @@ import pathlib
 import jax
 
 from jaxlm import models
-from jaxlm.commands.import_hf import becoming, check_room, write
+from jaxlm.commands.import_hf import becoming, write
 from jaxlm.config import Config, ConfigError, config_files
 from jaxlm.data.batches.open import open_mixture
 from jaxlm.data.shards import vocabulary
 from jaxlm.devices import tree
 from jaxlm.devices.processes import say, together
 from jaxlm.eval import held_out, model
+from jaxlm.host import files
 from jaxlm.host.console import print_table
 from jaxlm.host.redact import redact
 from jaxlm.run.checkpoints import keep, saving
@@ -51,7 +52,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     measured = {f"step {step}": part for step, part in parts.items()} | averages
     evaluate = _evaluator(latest, config)
     rows, out, needed = [], folder / config_files.AVERAGE, 4 * tree.count(abstract)
-    together(lambda: check_room(folder, needed, str(out)), first_only=True)
+    together(lambda: files.check_room(folder, needed, str(out)), first_only=True)
     with jax.set_mesh(latest.mesh):
         for name, weights in measured.items():
             losses = evaluate({"params": weights.params(abstract, shardings)})

@@ -6,17 +6,14 @@ import os
 import pathlib
 from collections.abc import Iterator
 
-import jax
-
 from jaxlm import config as config_lib
 from jaxlm.config import Config, ConfigError, config_files
 from jaxlm.data.chats import chat
 from jaxlm.data.tokenizer.coder import ours
 from jaxlm.devices.processes import say
 from jaxlm.eval import model, weights
-from jaxlm.host.console import working
 from jaxlm.interop import inherit, peft
-from jaxlm.serve.batcher import Batcher
+from jaxlm.serve.batcher import running
 from jaxlm.serve.talk import Conversation, Talk, Terminal, Voice
 from jaxlm.train import origin
 
@@ -83,13 +80,8 @@ def _voices(run: model.Restored, name: str, plain: bool) -> Iterator[list[Voice]
         return Conversation(tokenizer, chat.ends(tokenizer), run.model.config.max_seq_len, plain or has_none)
 
     talks = {each: talk(each, tokenizer) for each, tokenizer in {name: run.tokenizer, **run.beside}.items()}
-    with jax.set_mesh(run.mesh):
-        batcher = Batcher(run.model, run.variables, rows=len(talks), speculate=True)
-        run.variables.clear()  # the batcher has them, laid out for decoding
-        with contextlib.closing(batcher):
-            with working("compiling") as tell:
-                batcher.warm(lambda line: tell(0, line))
-            yield [Voice(name, batcher, talk, number) for number, (name, talk) in enumerate(talks.items())]
+    with running(run.model, run.variables, run.mesh, rows=len(talks)) as batcher:
+        yield [Voice(name, batcher, talk, number) for number, (name, talk) in enumerate(talks.items())]
 
 
 def _has_template(tokenizer) -> bool:

@@ -26,7 +26,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError("--lower-is-better is for --command's scores: the direction of benchmarks and votes is known")
     steps = _steps(args.checkpoint, one_run=not args.other)
     if args.votes:
-        comparisons = [compare.votes(_votes(pathlib.Path(args.votes)))]
+        comparisons = [compare.votes(_votes(args.votes))]
     elif args.command:
         a, b = (_scored(args.command, folder, step) for folder, step in zip(folders, steps, strict=True))
         if len(a) != len(b):
@@ -86,18 +86,13 @@ def _names(folders: list[pathlib.Path], steps: list[str]) -> list[str]:
     return [f"step {int(step):,}" if files.is_step(step) else step for step in steps]
 
 
-def _votes(path: pathlib.Path) -> list:
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    except OSError as error:
-        raise ConfigError(f"--votes={path}: {error.strerror}") from None
-    records = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            records += [files.json_of(line, object)] if line.strip() else []
-        except ValueError:
-            raise ConfigError(f'{path}, line {number} is no JSON; it must be {{"winner": "a", "item": ...}}') from None
-    return records
+def _votes(path: str) -> list[dict]:
+    from jaxlm.corpus.benchmarks import reading  # late: it imports pyarrow
+
+    def refuse(number: int) -> None:
+        raise ConfigError(f'{path}, line {number} is no JSON object; it must be {{"winner": "a", "item": ...}}')
+
+    return [vote for _, vote in reading.records(path, refuse)]
 
 
 def _scored(command: str, folder: pathlib.Path, step: str) -> list[float]:

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxlm.commands.import_hf import becoming, check_new, write
-from jaxlm.config import GROWS, Config, ConfigError, MeshConfig
-from jaxlm.devices import processes, tree
+from jaxlm.config import GROWS, Config, ConfigError
+from jaxlm.devices import tree
 from jaxlm.devices.processes import say, together
+from jaxlm.eval import model
 from jaxlm.host.console import human
 from jaxlm.host.redact import redact
 from jaxlm.interop import peft
@@ -44,9 +45,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     opened = origin.open(config.origin, config.origin_checkpoint, peft.READERS)
     if carries:
         _check_moments(config, opened)
-    mesh = processes.start(
-        config.hardware, config.distributed, MeshConfig(data=1, fsdp=-1, tensor=1, context=1), config.model.dtype
-    )
+    mesh = model.mesh_of_all(config)
     own = config.data.tokenizer != ""  # else that of the data
     made = dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=str(out / TOKENIZER) * own))
     old, words = opened.config.model, f"{opened.provenance['path']}, step {opened.provenance.get('step', 0)}"

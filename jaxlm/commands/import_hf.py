@@ -12,16 +12,16 @@ from collections.abc import Iterator
 
 import jax
 
-from jaxlm import models
-from jaxlm.config import Config, ConfigError, MeshConfig, RunError
+from jaxlm.config import Config, ConfigError
 from jaxlm.data.chats import chat
 from jaxlm.data.tokenizer import coder
-from jaxlm.devices import processes, sharding, tree
+from jaxlm.devices import tree
 from jaxlm.devices.processes import say, together
+from jaxlm.eval import model
+from jaxlm.host import files
 from jaxlm.host.console import size
 from jaxlm.host.redact import redact
 from jaxlm.interop import hf_folder, peft, peft_config
-from jaxlm.plan import settle
 from jaxlm.run import ledger
 from jaxlm.run.checkpoints import saving
 from jaxlm.run.workdir import TOKENIZER
@@ -45,12 +45,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         )
     if (idle := config.model.vocab_size - tokenizer.vocab_size) > max(_ROWS, config.model.vocab_size / 10):
         say(f"warning: {idle:,} of the model's {config.model.vocab_size:,} rows have no id: is this its tokenizer?")
-    all_devices = MeshConfig(data=1, fsdp=-1, tensor=1, context=1)
-    mesh = processes.start(config.hardware, config.distributed, all_devices, config.model.dtype)
-    settled = settle.to_read(config.model, jax.devices()[0].platform)
-    model = models.build(settled, settled.attention)
-    abstract = models.abstract_params(model)
-    shardings = sharding.tree_shardings(abstract, models.logical_axes(model), mesh)
+    _, _, abstract, shardings = model.laid_out(config)
     data = dataclasses.replace(config.data, dir=str(out / "data"), tokenizer=str(out / TOKENIZER))
     made = dataclasses.replace(config, workdir=str(out), origin=str(folder.resolve()), data=data)
     open_ = {"train": dataclasses.replace(config.train, microbatch_size=0)}  # derived again when the run is trained
@@ -91,12 +86,6 @@ def check_new(out: pathlib.Path, flag: str) -> None:
         raise ConfigError(f"{flag}={out} is not empty: give a new folder")
 
 
-def check_room(folder: pathlib.Path, needed: int, name: str) -> None:
-    """Raises RunError if the disk of `folder` lacks room for `needed` bytes; `name` is the folder in the line."""
-    if needed > (free := shutil.disk_usage(folder).free):
-        raise RunError(f"{name} needs about {size(needed)}, and {size(free)} are free there: free some room")
-
-
 @contextlib.contextmanager
 def becoming(out: pathlib.Path, needed: int, name: str, replaces: bool = False) -> Iterator[pathlib.Path]:
     """Yields a new folder next to `out`, if the disk has room; renames it to `out` if the block succeeds, else deletes it.
@@ -108,7 +97,7 @@ def becoming(out: pathlib.Path, needed: int, name: str, replaces: bool = False) 
     def begin() -> None:
         shutil.rmtree(part, ignore_errors=True)  # of an import that was killed
         part.mkdir(parents=True)
-        check_room(part, needed, name)
+        files.check_room(part, needed, name)
 
     def end() -> None:
         if replaces:

@@ -8,13 +8,10 @@ import pathlib
 import signal
 import socket
 
-import jax
-
 from jaxlm.config import Config, ConfigError, pip_install
 from jaxlm.data.chats import chat
 from jaxlm.devices.processes import say
 from jaxlm.eval import model, weights
-from jaxlm.host.console import working
 from jaxlm.interop import peft
 from jaxlm.serve import address
 
@@ -25,7 +22,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     """Serves until ctrl-C or SIGTERM, then ends open streams and returns 0."""
     _check(config, args)
     from jaxlm.serve import guard
-    from jaxlm.serve.batcher import Batcher
+    from jaxlm.serve.batcher import running
 
     key = args.api_key if args.api_key is not None else os.environ.get("JAXLM_API_KEY", "")
     read = model.opener(config, args.checkpoint, peft.READERS, args.words)  # first: most refusals take no port
@@ -34,15 +31,9 @@ def run(config: Config, args: argparse.Namespace) -> int:
             say(f"anyone who reaches {args.host} can use this server: --api-key=KEY asks for a key")
         restored = weights.chosen(config, read())
         del read  # it holds what was read of the adapters
-        with jax.set_mesh(restored.mesh):
-            with working("laying out the model"):
-                sizes = {"rows": args.rows, "queue": args.queue}
-                batcher = Batcher(restored.model, restored.variables, **sizes, speculate=True)
-                restored.variables.clear()  # the batcher has them, laid out for decoding
-            with contextlib.closing(batcher):
-                with working("compiling") as tell:
-                    batcher.warm(lambda line: tell(0, line))
-                _serve(_server(args, restored, batcher, key), listening)
+        sizes = {"rows": args.rows, "queue": args.queue}
+        with running(restored.model, restored.variables, restored.mesh, **sizes) as batcher:
+            _serve(_server(args, restored, batcher, key), listening)
     return 0
 
 

@@ -6,9 +6,7 @@ import dataclasses
 import itertools
 import pathlib
 import shlex
-import signal
 import tempfile
-import types
 from collections.abc import Iterator
 
 import jax
@@ -20,7 +18,7 @@ from jaxlm.data.batches.open import make_data, open_order
 from jaxlm.data.shards import vocabulary
 from jaxlm.devices import processes, sharding
 from jaxlm.devices.processes import say
-from jaxlm.host import console
+from jaxlm.host import console, interrupts
 from jaxlm.host.console import gigabytes, print_table
 from jaxlm.models import hardware
 from jaxlm.plan import lower, settle
@@ -47,7 +45,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     start = tune.own(config, fitted.train.microbatch_size, fitted.model.remat)
     with contextlib.ExitStack() as stack:
         runner = tune.Bench(config, mesh, limit, stack.enter_context(batches(config, mesh)), say)
-        stack.enter_context(stopped_by_ctrl_c(runner))
+        stack.enter_context(interrupts.gently(runner.stop.set))  # after the step or compilation that runs
         t = config.tune
         try:
             trials = tune.search(values, start, runner.trial, exhaustive=t.exhaustive, max_seconds=t.max_seconds)
@@ -94,21 +92,6 @@ def output(config: Config, args: argparse.Namespace) -> pathlib.Path:
     if not there:
         out.unlink()
     return out
-
-
-@contextlib.contextmanager
-def stopped_by_ctrl_c(runner: tune.Bench) -> Iterator[None]:
-    """In its `with` block, a first ctrl-C ends the search after the current step or compilation, a second ctrl-C at once."""
-
-    def on_signal(number: int, frame: types.FrameType | None) -> None:
-        runner.stop.set()
-        signal.signal(number, before)
-
-    before = signal.signal(signal.SIGINT, on_signal)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def check(config: Config, values: dict[str, tuple], backends: list[str], mesh: Mesh) -> None:

@@ -83,6 +83,21 @@ def opener(
     return functools.partial(_restored, config, source, words, _beside(source, words, readers))
 
 
+def mesh_of_all(config: Config) -> Mesh:
+    """Starts JAX, and returns a mesh of all devices: the run's own may need more devices than this machine has."""
+    all_devices = MeshConfig(data=1, fsdp=-1, tensor=1, context=1)
+    return processes.start(config.hardware, config.distributed, all_devices, config.model.dtype)
+
+
+def laid_out(config: Config) -> tuple[Mesh, Transformer, dict, dict]:
+    """Returns (a mesh of all devices, the model, the shapes of its parameters, their shardings), to read weights."""
+    mesh = mesh_of_all(config)
+    settled = settle.to_read(config.model, jax.devices()[0].platform)
+    model = models.build(settled, settled.attention)
+    abstract = models.abstract_params(model)
+    return mesh, model, abstract, sharding.tree_shardings(abstract, models.logical_axes(model), mesh)
+
+
 def _restored(
     config: Config, source: origin.Origin, words: Sequence[str], beside: dict[str, origin.Origin]
 ) -> Restored:
@@ -93,16 +108,12 @@ def _restored(
                 f"{word} is an adapter of another base than {workdir}, or of another step of it (--checkpoint=STEP): serve it "
                 "beside its own, or by itself"
             )
-    # A new mesh, since the run's own may need more devices than this machine has.
-    all_devices = MeshConfig(data=1, fsdp=-1, tensor=1, context=1)
-    mesh = processes.start(config.hardware, config.distributed, all_devices, config.model.dtype)
-    settled = settle.to_read(config.model, jax.devices()[0].platform)
+    mesh, model, abstract, shardings = laid_out(config)
     trained = (pathlib.Path(config.data.dir) / shards.MANIFEST).is_file()
     data = shards.open_data(config.data.dir) if trained else None
-    model = models.build(settled, settled.attention)
-    abstract = models.abstract_params(model)
-    params = source.params(abstract, sharding.tree_shardings(abstract, models.logical_axes(model), mesh))
-    variables = {"params": params} | jax.device_put(source.trained(), sharding.replicated(mesh))
+    variables = {"params": source.params(abstract, shardings)} | jax.device_put(
+        source.trained(), sharding.replicated(mesh)
+    )
     if beside:
         stacked = adapters.stacked([(other.adapter, other.trained()) for other in beside.values()])
         variables["adapters"] = jax.device_put(stacked, sharding.replicated(mesh))

@@ -11,6 +11,7 @@ import os
 import pathlib
 import queue
 import re
+import shutil
 import sys
 import threading
 import time
@@ -18,7 +19,7 @@ import typing
 from collections.abc import Callable, Iterator
 
 from jaxlm.host import console
-from jaxlm.host.errors import ConfigError
+from jaxlm.host.errors import ConfigError, RunError
 
 ROOT = pathlib.Path("/")
 ENDING_S = 20.0  # a run that was told to stop, or lost its supervisor, saves and ends within about this
@@ -105,6 +106,14 @@ def make_folder(folder: pathlib.Path, name: str, advice: str = "") -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{name} can't be made: {error.strerror or error}{advice}") from error
+
+
+def check_room(folder: pathlib.Path, needed: int, name: str) -> None:
+    """Raises RunError if the disk of `folder` lacks room for `needed` bytes; `name` is the folder in the line."""
+    if needed > (free := shutil.disk_usage(folder).free):
+        raise RunError(
+            f"{name} needs about {console.size(needed)}, and {console.size(free)} are free there: free some room"
+        )
 
 
 def lock(folder: pathlib.Path, does: str, key: str, wait_s: float = 0.0) -> typing.IO[str]:

@@ -1,8 +1,10 @@
-"""Holds ctrl-C, SIGTERM and SIGHUP back while modules are imported, where they would end in a traceback."""
+"""Holds ctrl-C, SIGTERM and SIGHUP back while modules are imported, where they would end in a traceback; a gentle ctrl-C."""
 
+import contextlib
 import os
 import signal
 import types
+from collections.abc import Callable, Iterator
 
 _ORDINARY = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
 _held: list[int] = []  # signals whose handler is `_note`
@@ -38,6 +40,21 @@ def taken_over() -> int | None:
     came = _asked[0] if _asked else None
     _asked.clear()
     return came
+
+
+@contextlib.contextmanager
+def gently(stop: Callable[[], object]) -> Iterator[None]:
+    """In the `with` block a first ctrl-C calls `stop`, a second one does what it did before."""
+
+    def on_signal(number: int, frame: types.FrameType | None) -> None:
+        signal.signal(number, before)
+        stop()
+
+    before = signal.signal(signal.SIGINT, on_signal)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _note(number: int, frame: types.FrameType | None) -> None:

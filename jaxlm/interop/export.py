@@ -130,9 +130,7 @@ def export(source: Source, to: str, dtype: str, out: pathlib.Path, more: Sequenc
         raise ValueError(f"--to={to} of a source with{'' if source.adapted else 'out'} an adapter")
     with _replacing(out) as folder:
         parts = _parts(source, to, dtype, folder, more)
-        needed, free = sum(part.bytes for part in parts), shutil.disk_usage(out.parent).free
-        if needed > free:
-            raise RunError(f"--out={out} needs {size(needed)}, and {size(free)} are free there: free some room")
+        files.check_room(out.parent, sum(part.bytes for part in parts), f"--out={out}")
         began = time.perf_counter()
         for part in parts:
             with working(f"writing {size(part.bytes)}", part.count, "tensors") as tell:

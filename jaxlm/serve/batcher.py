@@ -4,12 +4,13 @@ import collections
 import contextlib
 import threading
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
 
 from jaxlm.config import RunError
 from jaxlm.host import files
+from jaxlm.host.console import working
 from jaxlm.models.decode.engine import Engine
 from jaxlm.models.decode.schedule import Ask, Scheduler, Ticket, Update
 from jaxlm.models.transformer import Transformer
@@ -132,3 +133,16 @@ class Batcher:
     def _hand_over(self) -> None:
         self._scheduler.waiting.extend(self._new)
         self._new.clear()
+
+
+@contextlib.contextmanager
+def running(model: Transformer, variables: dict, mesh: jax.sharding.Mesh, **sizes: int) -> Iterator[Batcher]:
+    """Yields a compiled batcher that speculates. Clears `variables`: the batcher has them, laid out for decoding."""
+    with jax.set_mesh(mesh):
+        with working("laying out the model"):
+            batcher = Batcher(model, variables, **sizes, speculate=True)
+            variables.clear()
+        with contextlib.closing(batcher):
+            with working("compiling") as tell:
+                batcher.warm(lambda line: tell(0, line))
+            yield batcher

@@ -179,23 +179,22 @@ class Server:
         self.metrics, self._names, self._began = Metrics(), answers.Names(self._reader.tokenizer), int(time.time())
 
     def app(self) -> ASGIApp:
-        posts = {
-            "/v1/completions": functools.partial(self._answered, read="completion"),
-            "/v1/chat/completions": functools.partial(self._answered, read="chat"),
-            "/v1/embeddings": functools.partial(self._answered, read="embeddings"),
-            "/tokenize": self._tokenize,
-            "/detokenize": self._detokenize,
-        }
-        gets = {
-            "/": self._page,
-            "/v1/models": self._models,
-            "/v1/models/{name:path}": self._models,
-            "/health": self._health,
-            "/metrics": self._metrics,
-            "/tokenizer_info": self._tokenizer_info,
-        }
-        routes = [Route(path, self._counted(path, answer), methods=["POST"]) for path, answer in posts.items()]
-        routes += [Route(path, self._counted(path, answer), methods=["GET"]) for path, answer in gets.items()]
+        routes = [
+            Route(path, self._counted(path, answer), methods=[method])
+            for method, path, answer in (
+                ("POST", "/v1/completions", functools.partial(self._answered, read="completion")),
+                ("POST", "/v1/chat/completions", functools.partial(self._answered, read="chat")),
+                ("POST", "/v1/embeddings", functools.partial(self._answered, read="embeddings")),
+                ("POST", "/tokenize", self._tokenize),
+                ("POST", "/detokenize", self._detokenize),
+                ("GET", "/", self._page),
+                ("GET", "/v1/models", self._models),
+                ("GET", "/v1/models/{name:path}", self._models),
+                ("GET", "/health", self._health),
+                ("GET", "/metrics", self._metrics),
+                ("GET", "/tokenizer_info", self._tokenizer_info),
+            )
+        ]
         app = Starlette(routes=routes, exception_handlers={404: _no_route, 405: _no_route})
         return Guard(_Keyed(app, self._key), self._limits.here, "start the server with --api-key=KEY")
 

@@ -7,7 +7,6 @@ import json
 import math
 import pathlib
 import queue
-import signal
 import sys
 import time
 import typing
@@ -19,7 +18,7 @@ from jaxlm.data.chats import chat
 from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.data.tokenizer.ids import document
 from jaxlm.data.tokenizer.stop_strings import Text
-from jaxlm.host import screen
+from jaxlm.host import interrupts, screen
 from jaxlm.host.screen import BOLD, CYAN, DIM
 from jaxlm.models.decode.schedule import Ask, Update
 from jaxlm.serve.batcher import Batcher
@@ -369,7 +368,7 @@ class Talk:
         replies = Replies(self._voices, message, self._settings, self._seed)
         self._last = [*zip(self._voices, replies.all, strict=True)]
         names = [voice.name for voice in self._voices]
-        with _stopping(replies):
+        with interrupts.gently(replies.cancel):
             self._terminal.beside(names, each, replies, lambda number: bool(replies.all[number].ended))
 
     def _in_turn(self, message: str) -> None:
@@ -388,7 +387,7 @@ class Talk:
             self._last.append((voice, reply))
             if several:
                 self._terminal.heading(voice.name)
-            with _stopping(replies):
+            with interrupts.gently(replies.cancel):
                 for _, piece in replies:
                     self._terminal.piece(piece)
             self._terminal.piece("\n")
@@ -491,18 +490,3 @@ class Talk:
 def _sound(text: str) -> str:
     """Returns a text in which bytes of a command line that are not UTF-8 are replaced by U+FFFD."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
-@contextlib.contextmanager
-def _stopping(replies: Replies) -> Iterator[None]:
-    """In the `with` block, ctrl-C ends the answers; a second one raises KeyboardInterrupt."""
-
-    def stop(number: int, frame: object) -> None:
-        signal.signal(signal.SIGINT, before)
-        replies.cancel()
-
-    before = signal.signal(signal.SIGINT, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

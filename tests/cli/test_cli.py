@@ -78,8 +78,8 @@ def test_help_on_a_section_has_the_values_of_the_config_that_is_given(capsys, ve
 def test_every_verb_has_a_program():
     programs = typing.get_args(typing.get_type_hints(config.Config)["program"])
     assert "pretrain" in programs
-    names = {verb.module for verb in verbs.VERBS.values()} | {verbs.TRAINING[program] for program in programs}
-    assert all(importlib.util.find_spec(f"jaxlm.commands.{name}") for name in names if name)
+    names = {verbs.module(verb, program) for verb in verbs.VERBS for program in programs}
+    assert all(importlib.util.find_spec(f"jaxlm.commands.{name}") for name in names)
 
 
 @pytest.mark.parametrize(
@@ -159,8 +159,7 @@ def seen(monkeypatch):
     def of(verb: str) -> list:
         given = []
         program = types.SimpleNamespace(run=lambda c, args: given.append((c, args)) or 0)
-        module = verbs.VERBS[verb].module or verbs.TRAINING["pretrain"]
-        monkeypatch.setitem(sys.modules, f"jaxlm.commands.{module}", program)
+        monkeypatch.setitem(sys.modules, f"jaxlm.commands.{verbs.module(verb, 'pretrain')}", program)
         return given
 
     return of

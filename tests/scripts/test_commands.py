@@ -23,7 +23,7 @@ import tiny_world
 from documented import ROOT, Command
 
 from jaxlm.cli import cli
-from jaxlm.cli.verbs import TRAINING, VERBS
+from jaxlm.cli.verbs import TRAINING, module
 from jaxlm.config import ConfigError, config_files
 
 DAYS, PEOPLE = "days on a GPU", "serves until ctrl-C"
@@ -266,9 +266,8 @@ def parsed(command: Command, words: list[str], monkeypatch) -> int:
         monkeypatch.setattr(argparse.ArgumentParser, "parse_args", and_no_further)
         return script(words, monkeypatch)
     if words[0] == "jaxlm":
-        verb = VERBS[words[1]]
-        for module in [verb.module] if verb.module else TRAINING.values():
-            monkeypatch.setattr(f"jaxlm.commands.{module}.run", lambda config, args: 0)
+        for name in {module(words[1], program) for program in TRAINING}:
+            monkeypatch.setattr(f"jaxlm.commands.{name}.run", lambda config, args: 0)
         return cli.main(words[1:])
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     if words[:2] == ["pip", "install"]:
