@@ -22,9 +22,11 @@ MIXTURE = "mixture.json"
 class TableWriter:
     """Writes a parquet file row by row, in groups of `most` rows, so that a reader holds only one group in memory."""
 
-    def __init__(self, path: pathlib.Path, schema: pa.Schema, most: int, **options: int):
+    def __init__(
+        self, path: pathlib.Path, schema: pa.Schema, most: int, compression: str = "zstd", **options: int | bool
+    ):
         self._schema, self._most, self._rows = schema, most, []
-        self._writer = pq.ParquetWriter(path, schema, compression="zstd", **options)
+        self._writer = pq.ParquetWriter(path, schema, compression=compression, **options)
 
     def add(self, row: tuple) -> None:
         self._rows.append(row)
