@@ -1,5 +1,6 @@
 """Prepared documents on disk: parquet files with columns `id`, `text` and `meta` (JSON), in groups of bounded size."""
 
+import bisect
 import hashlib
 import itertools
 import json
@@ -84,14 +85,16 @@ def read_documents(path: pathlib.Path) -> Iterator[Document]:
         raise _damaged(path, str(error).splitlines()[0]) from None
 
 
-def read_row(path: pathlib.Path, row: int) -> Document:
-    """Returns one document of a file; reads its group of rows alone."""
+def read_rows(path: pathlib.Path, rows: Iterable[int]) -> Iterator[Document]:
+    """Yields the documents of a file at `rows`, which are sorted; reads each group of rows that holds some once."""
     with pq.ParquetFile(path) as file:
-        group, first = 0, 0
-        while first + (size := file.metadata.row_group(group).num_rows) <= row:
-            group, first = group + 1, first + size
-        values = file.read_row_group(group).slice(row - first, 1).to_pylist()[0]
-    return Document(values["text"], values["id"], files.json_of(values["meta"]), row)
+        sizes = (file.metadata.row_group(group).num_rows for group in range(file.num_row_groups))
+        firsts = list(itertools.accumulate(sizes, initial=0))
+        for group, here in itertools.groupby(rows, key=lambda row: bisect.bisect_right(firsts, row) - 1):
+            table = file.read_row_group(group)
+            for row in here:
+                values = table.slice(row - firsts[group], 1).to_pylist()[0]
+                yield Document(values["text"], values["id"], files.json_of(values["meta"]), row)
 
 
 def describe(path: pathlib.Path, root: pathlib.Path) -> dict[str, str | int]:

@@ -12,6 +12,7 @@ import collections
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -31,7 +32,7 @@ from jaxlm.corpus import lists, pipeline, recipes, shared_blocks
 from jaxlm.corpus.dedup import compared, lines, near, signatures
 from jaxlm.corpus.dedup.near import ROW_BITS
 from jaxlm.corpus.dedup.sql import connect, quoted
-from jaxlm.corpus.documents import read_row
+from jaxlm.corpus.documents import read_rows
 from jaxlm.corpus.pipeline import LISTED, SHOWN, Plan, SourcePlan
 from jaxlm.corpus.recipes import MANIFEST
 from jaxlm.corpus.sources import survey
@@ -573,11 +574,14 @@ def _drawn(folder: pathlib.Path, plan: Plan) -> dict:
     table = pq.read_table(folder / "near", columns=["doc", "keeper"])
     rows = random.Random(0).sample(range(len(table)), min(_DRAWN, len(table)))
     pairs = [(table["doc"][row].as_py(), table["keeper"][row].as_py()) for row in rows]  # `take` imports pandas
+    documents = {}
+    for task, docs in itertools.groupby(sorted({doc for pair in pairs for doc in pair}), lambda doc: doc >> ROW_BITS):
+        rows = (doc & ((1 << ROW_BITS) - 1) for doc in docs)
+        for document in read_rows(folder / "clean" / f"{task:06d}.parquet", rows):
+            documents[task << ROW_BITS | document.row] = document
     shown, false = [], 0
     for pair in pairs:
-        removed, kept = (
-            read_row(folder / "clean" / f"{doc >> ROW_BITS:06d}.parquet", doc & ((1 << ROW_BITS) - 1)) for doc in pair
-        )
+        removed, kept = (documents[doc] for doc in pair)
         share = compared.own_share(removed.text, kept.text)
         false += share > _FALSE
         if len(shown) < SHOWN:
