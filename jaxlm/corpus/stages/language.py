@@ -8,6 +8,7 @@ import collections.abc
 import functools
 import pathlib
 import re
+import weakref
 
 import numpy as np
 
@@ -187,10 +188,17 @@ def _load(folder: pathlib.Path | None = None):
     row = row.astype(np.int64)
     identifier = Identifier(ptc, pc, classes.tolist(), nextmove, output, norm_probs=True, tk_row=row)
     identifier._rowbase = row << 8  # of a list, which has no fast look-up
+    _living.add(identifier)
     return identifier
 
 
-_py3langid = functools.cache(_load)
+_living: weakref.WeakSet = weakref.WeakSet()  # identifiers that a stage holds
+_own = functools.cache(_load)
+
+
+def _py3langid():
+    """Returns the identifier of a living stage, which all workers share, else one of this process. Scores are equal."""
+    return next(iter(_living), None) or _own()
 
 
 @functools.cache
