@@ -44,6 +44,7 @@ class Task(PipelineStep):
         except Exception as error:
             note.write_text(_in_short(error), encoding="utf-8")
             raise
+        pa.default_memory_pool().release_unused()  # the next task may need no table
         yield from ()
 
 
