@@ -17,6 +17,7 @@ from jaxlm.host import files
 
 SCHEMA = pa.schema([("id", pa.string()), ("text", pa.large_string()), ("meta", pa.string())])
 GROUP_BYTES = 8 << 20
+_BATCH_ROWS = 256  # read at a time
 MIXTURE = "mixture.json"
 
 
@@ -70,13 +71,12 @@ class DocumentWriter:
 
 
 def read_documents(path: pathlib.Path) -> Iterator[Document]:
-    """Yields the documents of one file; holds one group at a time. Raises RunError if the file is damaged."""
+    """Yields the documents of one file; holds some hundreds at a time. Raises RunError if the file is damaged."""
     row = itertools.count()
     try:
         with pq.ParquetFile(path) as file:
-            for group in range(file.num_row_groups):
-                table = file.read_row_group(group)
-                columns = (table.column(name).to_pylist() for name in SCHEMA.names)
+            for batch in file.iter_batches(_BATCH_ROWS, use_threads=False):
+                columns = (batch.column(name).to_pylist() for name in SCHEMA.names)
                 for doc_id, text, meta in zip(*columns, strict=True):
                     yield Document(text, doc_id, files.json_of(meta), next(row))
     except (pa.ArrowException, OSError, ValueError) as error:
