@@ -271,7 +271,7 @@ def watched(words: list[str]) -> None:
 
 def _watch(pid: int, peaks: dict[str, float], stop: threading.Event) -> None:
     """Notes the peaks of the driver, of its largest worker, and of all together."""
-    while not stop.wait(0.2):
+    while not stop.wait(0.5):
         with contextlib.suppress(psutil.Error):
             driver = psutil.Process(pid)
             sizes = [process.memory_full_info().pss / 1e9 for process in [driver, *driver.children(recursive=True)]]

@@ -349,8 +349,6 @@ def _build_stages(plan: Plan, folder: pathlib.Path, log: Say) -> None:
         part.mkdir(parents=True)
         with console.working(f"building what the stage {spec.name} needs", end=False):
             lines = registry.stage_class(spec.name).build(registry.typed_settings(spec), part)
-        if any(part.iterdir()):
-            log(f"built what the stage {spec.name} needs")
         for line in lines or ():
             log(f"{spec.name}: {line}")
         part.rename(place)
