@@ -4,7 +4,8 @@
     python scripts/bench_data.py text --input=texts.jsonl.gz                # plain text -> ... -> shards
     python scripts/bench_data.py datatrove --input=texts.jsonl.gz           # the same stages by datatrove's blocks, paired
     python scripts/bench_data.py datatrove --input=corpora/techdocs/python --format=html
-    python scripts/bench_data.py memory --gigabytes=3                       # a synthetic corpus; prints the curve
+    python scripts/bench_data.py memory --gigabytes=3                       # a synthetic corpus, by phase
+    python scripts/bench_data.py memory --files=1000000                     # a million text files of 400 bytes
 
 Megabytes are of the input (HTML as on disk, text uncompressed). Times are of whole commands with `--workers` processes (2),
 including start and reports. The peer needs `pip install -e '.[parity]'`. Paired runs leave out language identification
@@ -13,12 +14,12 @@ in place of the input.
 """
 
 import argparse
+import contextlib
 import gzip
 import html
 import importlib.util
 import json
 import multiprocessing
-import os
 import pathlib
 import random
 import statistics
@@ -67,8 +68,8 @@ def timed(words: list[str]) -> float:
     return time.perf_counter() - began
 
 
-def jaxlm(folder: pathlib.Path, verb: str, args: argparse.Namespace, stages: tuple[str, ...]) -> float:
-    """Returns the seconds that `jaxlm VERB` takes."""
+def command(folder: pathlib.Path, verb: str, args: argparse.Namespace, stages: tuple[str, ...]) -> list[str]:
+    """Writes a config; returns the words of `jaxlm VERB`."""
     config = folder / "config.py"
     task_mb = max(1.0, min(64.0, args.mb / (8 * args.workers)))  # or less, so that all processes end together
     config.write_text(
@@ -81,16 +82,13 @@ def jaxlm(folder: pathlib.Path, verb: str, args: argparse.Namespace, stages: tup
             vocab_size=0 if args.smallest else 16384,
         )
     )
-    words = [
-        sys.executable,
-        "-m",
-        "jaxlm.cli.cli",
-        verb,
-        f"--config={config}",
-        f"--config.data.dir={folder / 'data'}",
-        *args.extra,
-    ]
-    return timed(words)
+    flags = [f"--config={config}", f"--config.data.dir={folder / 'data'}", *args.extra]
+    return [sys.executable, "-m", "jaxlm.cli.cli", verb, *flags]
+
+
+def jaxlm(*args) -> float:
+    """Returns the seconds that the command of `args` takes."""
+    return timed(command(*args))
 
 
 def end_to_end(args: argparse.Namespace, stages: tuple[str, ...]) -> None:
@@ -227,40 +225,58 @@ def small_input(folder: pathlib.Path, as_html: bool) -> pathlib.Path:
     return folder
 
 
+def small_files(folder: pathlib.Path, number: int) -> None:
+    """Writes texts of a few sentences of `help()`, 1,000 to a folder; a tenth are the text before with a word more."""
+    rng, text = random.Random(0), ""
+    sentences = sorted({" ".join(s.split()) + "." for topic in topics.topics.values() for s in topic.split(". ")})
+    sentences = [s for s in sentences if 40 < len(s) < 200 and s.isascii()]
+    for i in range(number):
+        place = folder / f"{i // 1000:04d}"
+        place.mkdir(exist_ok=True)
+        text = f"{text} Again." if text and rng.random() < 0.1 else " ".join(rng.sample(sentences, 4))
+        (place / f"{i:07d}.txt").write_text(text + "\n")
+
+
 def memory(args: argparse.Namespace) -> None:
-    """Prints the peak memory of `prepare` and of `tokenize`: PSS of all processes, which counts shared pages once."""
+    """Prints the seconds and the peak memory of each phase: PSS, which counts shared pages once."""
     with tempfile.TemporaryDirectory(dir=args.scratch) as place:
         folder = pathlib.Path(place)
         args.input = folder / "raw"
         args.input.mkdir()
-        synthetic(args.input, args.gigabytes)
+        if args.files:
+            small_files(args.input, args.files)
+        else:
+            synthetic(args.input, args.gigabytes)
         args.mb, args.format = megabytes(args.input), "auto"
         for verb in ("prepare", "tokenize"):
-            curve, stop = [], threading.Event()
-            watcher = threading.Thread(target=_watch, args=(curve, stop), daemon=True)
-            watcher.start()
-            seconds = jaxlm(folder, verb, args, MEMORY_STAGES)
-            stop.set()
-            watcher.join()
-            peaks = [
-                max(curve[i : i + max(1, len(curve) // 20)]) for i in range(0, len(curve), max(1, len(curve) // 20))
-            ]
-            print(
-                f"{verb}: {args.mb / 1e3:.2f} GB in {seconds:.0f} s, peak {max(curve):.2f} GB; disk {_gb(folder):.1f} GB"
-            )
-            print("  GB over time:", " ".join(f"{peak:.2f}" for peak in peaks))
+            watched(command(folder, verb, args, HTML_STAGES if args.files else MEMORY_STAGES))
+        print(f"{args.mb / 1e3:.2f} GB; disk {_gb(folder):.1f} GB")
 
 
-def _watch(curve: list[float], stop: threading.Event) -> None:
-    me = psutil.Process(os.getpid())
+def watched(words: list[str]) -> None:
+    """Runs a command; after each line that it writes, prints the seconds and the peaks since the line before."""
+    peaks, stop = {}, threading.Event()
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        threading.Thread(target=_watch, args=(process.pid, peaks, stop), daemon=True).start()
+        began = time.perf_counter()
+        for line in process.stdout:
+            now = time.perf_counter()
+            gigabytes = ", ".join(f"{who} {peaks.pop(who):.2f} GB" for who in list(peaks))
+            print(f"{now - began:7.1f} s  {gigabytes:60}  {line.rstrip()}", flush=True)
+            began = now
+    stop.set()
+    if process.returncode:
+        sys.exit(process.returncode)
+
+
+def _watch(pid: int, peaks: dict[str, float], stop: threading.Event) -> None:
+    """Notes the peaks of the driver, of its largest worker, and of all together."""
     while not stop.wait(0.5):
-        total = 0
-        for child in me.children(recursive=True):
-            try:
-                total += child.memory_full_info().pss
-            except psutil.Error:
-                continue
-        curve.append(total / 1e9)
+        with contextlib.suppress(psutil.Error):
+            driver = psutil.Process(pid)
+            sizes = [process.memory_full_info().pss / 1e9 for process in [driver, *driver.children(recursive=True)]]
+            now = {"driver": sizes[0], "worker": max(sizes[1:], default=0.0), "all": sum(sizes)}
+            peaks |= {who: max(gigabytes, peaks.get(who, 0.0)) for who, gigabytes in now.items()}
 
 
 def _gb(folder: pathlib.Path) -> float:
@@ -275,6 +291,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--gigabytes", type=float, default=3.0)
+    parser.add_argument("--files", type=int, default=0, help="memory: so many small files in place of --gigabytes")
     parser.add_argument("--scratch", type=pathlib.Path, help="folder for temporary files")
     parser.add_argument("--smallest", action="store_true", help="few texts, once: to see that it works")
     args = parser.parse_args()

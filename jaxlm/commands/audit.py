@@ -36,7 +36,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         counts.append(audit.scan(name, documents.within(read(), args.max_bytes)))
         say(f"{name}: {count(counts[-1].documents)} documents, {size(counts[-1].bytes)} of {what}")
     with working("reading text to compare with"):
-        like = audit.contrast_of(counts, config.prepare.target, config.prepare.stages["html"])
+        like = audit.contrast_of([each.bytes for each in counts], config.prepare.target, config.prepare.stages["html"])
     ranked = [finding for finding in audit.rank(counts, like) if args.source in ("", finding.source)]
     shown = ranked[: args.top or None]
     lost = max(counted.lost for each in counts for counted in each.tables)

@@ -44,21 +44,21 @@ def remembered(path: pathlib.Path, about: dict, make: Callable[[], dict]) -> dic
 def _inspect(config: Config, done: prepare.Prepared) -> dict:
     filled = {name for name, source in done.manifest["sources"].items() if source["kept"]["documents"]}
     paths = {name: of_source for name, of_source in documents.find(done.path).items() if name in filled}
-    with console.working("audit and mismatch report"), engine.worker_processes(2) as pool:
+    workers, limit = config.prepare.workers or files.cores(), int(config.prepare.report_mb * 1e6)
+    with console.working("audit and mismatch report"), engine.worker_processes(workers) as pool:
         compared = pool.submit(_mismatch, paths, config.prepare)
-        halves = [pool.submit(_counts, paths, config.prepare, half) for half in counts.HALVES]
-        *sources, contrast = (
-            a and counts.joined(a, b) for a, b in zip(*(half.result() for half in halves), strict=True)
-        )
+        scans = [[pool.submit(_counts, *source, limit, half) for half in counts.HALVES] for source in paths.items()]
+        sources = [counts.joined(*(scan.result() for scan in halves)) for halves in scans]
+        like = [source.bytes for source in sources], config.prepare.target, config.prepare.stages["html"]
+        halves = [pool.submit(audit.contrast_of, *like, (half,)) for half in counts.HALVES]
+        words, lines = (half.result() for half in halves)
+        contrast = words and counts.joined(words, lines)
         junk = [finding.to_row() for finding in audit.rank(sources, contrast)[:_JUNK_ROWS]]
         return {"junk": junk, "mismatch": compared.result()}
 
 
-def _counts(paths: dict[str, list[pathlib.Path]], settings: PrepareConfig, half: str) -> list[counts.Counts | None]:
-    """Returns the counts of each source, and of what they are contrasted with, if there is such a text."""
-    samples = ((name, sample(of_source, int(settings.report_mb * 1e6))) for name, of_source in paths.items())
-    sources = [counts.scan(name, texts, halves=(half,)) for name, texts in samples]
-    return [*sources, audit.contrast_of(sources, settings.target, settings.stages["html"], halves=(half,))]
+def _counts(source: str, paths: list[pathlib.Path], limit: int, half: str) -> counts.Counts:
+    return counts.scan(source, sample(paths, limit), halves=(half,))
 
 
 def _mismatch(paths: dict[str, list[pathlib.Path]], settings: PrepareConfig) -> dict | None:

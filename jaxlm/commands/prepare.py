@@ -5,7 +5,7 @@ import dataclasses
 
 from jaxlm.commands import data_report, folder
 from jaxlm.config import Config, ConfigError
-from jaxlm.corpus import documents, prepare, removals
+from jaxlm.corpus import documents, engine, prepare, removals
 from jaxlm.corpus.audit import audit
 from jaxlm.corpus.tally import stage_order
 from jaxlm.data.batches.document_rows import MOST_PASSES
@@ -25,14 +25,15 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if config.prepare.target:
         # Refuses a missing path before all the work.
         audit.target_texts(config.prepare.target, 1 << 20, config.prepare.stages["html"])
-    done = prepare.prepare(config.prepare, config.data, config.engine, say)
-    weights = _weights(config, done, bool(args.preset))
-    documents.write_mixture(done.path, weights)
-    listed = {name: dataclasses.replace(s, weight=weights[name]) for name, s in config.prepare.sources.items()}
-    config = dataclasses.replace(config, prepare=dataclasses.replace(config.prepare, sources=listed))
-    _print_counts(done, args.json)
-    hints = _say_taken(config, done)
-    inspected = data_report.inspect(config, done)
+    with engine.worker_processes(config.prepare.workers or files.cores()):
+        done = prepare.prepare(config.prepare, config.data, config.engine, say)
+        weights = _weights(config, done, bool(args.preset))
+        documents.write_mixture(done.path, weights)
+        listed = {name: dataclasses.replace(s, weight=weights[name]) for name, s in config.prepare.sources.items()}
+        config = dataclasses.replace(config, prepare=dataclasses.replace(config.prepare, sources=listed))
+        _print_counts(done, args.json)
+        hints = _say_taken(config, done)
+        inspected = data_report.inspect(config, done)
     page = data_report.write(config, done, inspected)
     losses = removals.losses(done.manifest, inspected, config.prepare.stages["junk"]["patterns"])
     losses += [] if args.preset else _passes(config, done)  # a folder has no run of its own

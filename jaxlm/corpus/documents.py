@@ -1,5 +1,6 @@
 """Prepared documents on disk: parquet files with columns `id`, `text` and `meta` (JSON), in groups of bounded size."""
 
+import bisect
 import hashlib
 import itertools
 import json
@@ -16,15 +17,18 @@ from jaxlm.host import files
 
 SCHEMA = pa.schema([("id", pa.string()), ("text", pa.large_string()), ("meta", pa.string())])
 GROUP_BYTES = 8 << 20
+_BATCH_ROWS = 256  # read at a time
 MIXTURE = "mixture.json"
 
 
 class TableWriter:
     """Writes a parquet file row by row, in groups of `most` rows, so that a reader holds only one group in memory."""
 
-    def __init__(self, path: pathlib.Path, schema: pa.Schema, most: int, **options: int):
+    def __init__(
+        self, path: pathlib.Path, schema: pa.Schema, most: int, compression: str = "zstd", **options: int | bool
+    ):
         self._schema, self._most, self._rows = schema, most, []
-        self._writer = pq.ParquetWriter(path, schema, compression="zstd", **options)
+        self._writer = pq.ParquetWriter(path, schema, compression=compression, **options)
 
     def add(self, row: tuple) -> None:
         self._rows.append(row)
@@ -67,13 +71,12 @@ class DocumentWriter:
 
 
 def read_documents(path: pathlib.Path) -> Iterator[Document]:
-    """Yields the documents of one file; holds one group at a time. Raises RunError if the file is damaged."""
+    """Yields the documents of one file; holds some hundreds at a time. Raises RunError if the file is damaged."""
     row = itertools.count()
     try:
         with pq.ParquetFile(path) as file:
-            for group in range(file.num_row_groups):
-                table = file.read_row_group(group)
-                columns = (table.column(name).to_pylist() for name in SCHEMA.names)
+            for batch in file.iter_batches(_BATCH_ROWS, use_threads=False):
+                columns = (batch.column(name).to_pylist() for name in SCHEMA.names)
                 for doc_id, text, meta in zip(*columns, strict=True):
                     yield Document(text, doc_id, files.json_of(meta), next(row))
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -82,14 +85,16 @@ def read_documents(path: pathlib.Path) -> Iterator[Document]:
         raise _damaged(path, str(error).splitlines()[0]) from None
 
 
-def read_row(path: pathlib.Path, row: int) -> Document:
-    """Returns one document of a file; reads its group of rows alone."""
+def read_rows(path: pathlib.Path, rows: Iterable[int]) -> Iterator[Document]:
+    """Yields the documents of a file at `rows`, which are sorted; reads each group of rows that holds some once."""
     with pq.ParquetFile(path) as file:
-        group, first = 0, 0
-        while first + (size := file.metadata.row_group(group).num_rows) <= row:
-            group, first = group + 1, first + size
-        values = file.read_row_group(group).slice(row - first, 1).to_pylist()[0]
-    return Document(values["text"], values["id"], files.json_of(values["meta"]), row)
+        sizes = (file.metadata.row_group(group).num_rows for group in range(file.num_row_groups))
+        firsts = list(itertools.accumulate(sizes, initial=0))
+        for group, here in itertools.groupby(rows, key=lambda row: bisect.bisect_right(firsts, row) - 1):
+            table = file.read_row_group(group)
+            for row in here:
+                values = table.slice(row - firsts[group], 1).to_pylist()[0]
+                yield Document(values["text"], values["id"], files.json_of(values["meta"]), row)
 
 
 def describe(path: pathlib.Path, root: pathlib.Path) -> dict[str, str | int]:

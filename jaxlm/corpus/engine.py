@@ -16,6 +16,7 @@ import sys
 import threading
 import typing
 
+import pyarrow as pa
 from datatrove.executor.base import PipelineExecutor
 from datatrove.pipeline.base import PipelineStep
 from loguru import logger
@@ -43,6 +44,7 @@ class Task(PipelineStep):
         except Exception as error:
             note.write_text(_in_short(error), encoding="utf-8")
             raise
+        pa.default_memory_pool().release_unused()  # the next task may need no table
         yield from ()
 
 
@@ -134,41 +136,42 @@ class _LocalExecutor(PipelineExecutor):
                 for rank in ranks:
                     self._run_for_rank(rank, 1)
             return
-        waiting = [_pool(self.workers).submit(self._run_for_rank, rank, 1) for rank in ranks]
-        try:
-            for done in concurrent.futures.as_completed(waiting):
-                done.result()
-        except BaseException:
-            close()
-            raise
+        with worker_processes(self.workers) as pool:
+            waiting = [pool.submit(self._run_for_rank, rank, 1) for rank in ranks]
+            try:
+                for done in concurrent.futures.as_completed(waiting):
+                    done.result()
+            except BaseException:
+                _close()
+                raise
 
 
-_pools: dict[int, concurrent.futures.ProcessPoolExecutor] = {}
-
-
-def _pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:
-    """Returns the worker processes. They are kept from phase to phase, because each takes a second to start."""
-    if workers not in _pools:
-        context = multiprocessing.get_context("spawn")  # the parent may have threads: JAX's, Arrow's
-        _pools[workers] = concurrent.futures.ProcessPoolExecutor(
-            workers, context, initializer=_begin, initargs=(os.getpid(),)
-        )
-    return _pools[workers]
+_pool: concurrent.futures.ProcessPoolExecutor | None = None
 
 
 @contextlib.contextmanager
 def worker_processes(count: int) -> typing.Iterator[concurrent.futures.Executor]:
-    """A context that gives a pool of `count` worker processes. They end with the `with` block, also on ctrl-C."""
+    """A context that gives the worker processes of the `with` block around it, else `count` new ones.
+
+    Each takes a second to start, so they are kept until the outermost block ends, also on ctrl-C.
+    """
+    global _pool
+    own = _pool is None
+    if own:
+        context = multiprocessing.get_context("spawn")  # the parent may have threads: JAX's, Arrow's
+        _pool = concurrent.futures.ProcessPoolExecutor(count, context, initializer=_begin, initargs=(os.getpid(),))
     try:
-        yield _pool(count)
+        yield _pool
     finally:
-        close()
+        if own:
+            _close()
 
 
-def close() -> None:
+def _close() -> None:
     """Ends the local worker processes at once. A task that was running is done again later."""
-    while _pools:
-        pool = _pools.popitem()[1]
+    global _pool
+    pool, _pool = _pool, None
+    if pool:
         processes = list((pool._processes or {}).values())
         pool.shutdown(wait=False, cancel_futures=True)
         for process in processes:
@@ -183,6 +186,18 @@ def _begin(parent: int) -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:  # the parent died before this took effect
         os._exit(1)
+    # Arrow's first conversion of a list looks for pandas, whose import takes 50 MB and a quarter of a second. Only then, since
+    # a stage of the user's own may want it.
+    sys.meta_path.insert(0, _NoPandas)
+    pa.array([0])
+    sys.meta_path.remove(_NoPandas)
+
+
+class _NoPandas:
+    @staticmethod
+    def find_spec(name: str, *rest: object) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError(name)
 
 
 def _ray(settings: PrepareConfig, pipeline: list, tasks: int, logging_dir: str) -> PipelineExecutor:

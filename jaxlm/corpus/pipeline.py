@@ -16,7 +16,7 @@ import pickle
 import re
 import time
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -164,6 +164,11 @@ class Books:
 
 def size(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+
+
+def import_stages(names: Iterable[str]) -> None:
+    for name in names:
+        registry.stage_class(name)
 
 
 def clean(folder: pathlib.Path, task: int) -> None:

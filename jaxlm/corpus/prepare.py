@@ -12,6 +12,7 @@ import collections
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -27,11 +28,11 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from jaxlm.config import ConfigError, DataConfig, PrepareConfig, RunError, config_files, older
-from jaxlm.corpus import lists, recipes, shared_blocks
+from jaxlm.corpus import lists, pipeline, recipes, shared_blocks
 from jaxlm.corpus.dedup import compared, lines, near, signatures
 from jaxlm.corpus.dedup.near import ROW_BITS
 from jaxlm.corpus.dedup.sql import connect, quoted
-from jaxlm.corpus.documents import read_row
+from jaxlm.corpus.documents import read_rows
 from jaxlm.corpus.pipeline import LISTED, SHOWN, Plan, SourcePlan
 from jaxlm.corpus.recipes import MANIFEST
 from jaxlm.corpus.sources import survey
@@ -74,7 +75,7 @@ def prepare(settings: PrepareConfig, data: DataConfig, engine: str, log: Say = p
     with files.lock(root, "is writing", "config.data.dir"):
         if done := _finished(root, settings, data, log):
             return done
-        return _run(root, settings, engine, *make_plan(settings, data, engine, log), log)
+        return _run(root, settings, data, engine, log)
 
 
 def _check_owner(root: pathlib.Path) -> None:
@@ -130,39 +131,29 @@ def _defaults() -> dict:
     return json.loads(json.dumps({"source": source, "stages": stages}))
 
 
-def _run(
-    root: pathlib.Path,
-    settings: PrepareConfig,
-    engine: str,
-    plan: Plan,
-    units: Sequence[Unit],
-    samples: Sequence[tuple[str, list[shared_blocks.Sample]]],
-    log: Say,
-) -> Prepared:
+def _run(root: pathlib.Path, settings: PrepareConfig, data: DataConfig, engine: str, log: Say) -> Prepared:
     """Runs all phases and returns the result. Skips tasks that an earlier call with the same recipe finished."""
-    recipe = make_recipe(settings, plan.sources, list(zip(plan.source_of, units, strict=True)))
-    key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]
-    folder = root / "work" / key
-    if not folder.exists() and any(root.glob("work/*/plan.pickle")):
-        log(f"{root} was half prepared by another recipe or version: this begins anew")
-    if not (folder / "documents").exists() and _owner(root) != key:
-        shutil.rmtree(folder / "tasks" / "finish", ignore_errors=True)  # another recipe's documents replaced its own
     from jaxlm.corpus import engine as engines  # here, because a machine that only trains may lack datatrove
 
-    plan.save(folder, units, samples)
-    (folder / "stages").mkdir(exist_ok=True)
-    _build_stages(plan, folder, log)
-    used = {stage for source in plan.sources.values() for stage in source.global_stages}
-    phases = [
-        ("shared", f"{_HERE}.find_shared", len(samples)),
-        ("clean", "jaxlm.corpus.pipeline.clean", len(units)),
-        ("exact", f"{_HERE}.find_exact", _parts(plan)),
-        ("pairs", f"{_HERE}.find_pairs", plan.global_settings["near"]["bands"] if "near" in used else 0),
-        ("near", f"{_HERE}.find_near", 1),
-        ("lines", f"{_HERE}.find_lines", _parts(plan) if "lines" in used else 0),
-        ("finish", "jaxlm.corpus.pipeline.finish", len(units)),
-    ]
-    try:
+    plan, units, samples = make_plan(settings, data, engine, log)
+    with engines.worker_processes(plan.threads) as pool:
+        if (starting := min(plan.threads, len(units))) > 1:  # while this process plans
+            names = {spec.name for source in plan.sources.values() for spec in source.stages}
+            for _ in range(starting):
+                pool.submit(pipeline.import_stages, names)
+        recipe = make_recipe(settings, plan.sources, list(zip(plan.source_of, units, strict=True)))
+        key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]
+        folder = root / "work" / key
+        if not folder.exists() and any(root.glob("work/*/plan.pickle")):
+            log(f"{root} was half prepared by another recipe or version: this begins anew")
+        if not (folder / "documents").exists() and _owner(root) != key:
+            # Another recipe's documents replaced its own.
+            shutil.rmtree(folder / "tasks" / "finish", ignore_errors=True)
+        plan.save(folder, units, samples)
+        (folder / "stages").mkdir(exist_ok=True)
+        _build_stages(plan, folder, log)
+        phases = _phases(plan, len(samples))
+        del units, samples  # of a million files, they take gigabytes
         for phase, function, tasks in phases:
             if tasks:
                 began = time.perf_counter()
@@ -172,8 +163,6 @@ def _run(
                 if phase == "clean":
                     _check_read(folder, plan, log)
                 log(f"{phase}: {tasks} task{'s' if tasks > 1 else ''} ({time.perf_counter() - began:.1f} s)")
-    finally:
-        engines.close()
     with console.working("gathering the results"):
         _conclude(root, folder, plan, recipe)
     done = open_prepared(root)
@@ -182,6 +171,20 @@ def _run(
             taken = sum(stage["removed"].get(LISTED, 0) for stage in done.manifest["sources"][name]["stages"])
             log(f"{taken} of the {len(source.without)} documents of {name}'s list were there, and are taken out")
     return done
+
+
+def _phases(plan: Plan, samples: int) -> list[tuple[str, str, int]]:
+    """Returns each phase's name, function and number of tasks."""
+    used = {stage for source in plan.sources.values() for stage in source.global_stages}
+    return [
+        ("shared", f"{_HERE}.find_shared", samples),
+        ("clean", f"{pipeline.__name__}.clean", len(plan.source_of)),
+        ("exact", f"{_HERE}.find_exact", _parts(plan)),
+        ("pairs", f"{_HERE}.find_pairs", plan.global_settings["near"]["bands"] if "near" in used else 0),
+        ("near", f"{_HERE}.find_near", 1),
+        ("lines", f"{_HERE}.find_lines", _parts(plan) if "lines" in used else 0),
+        ("finish", f"{pipeline.__name__}.finish", len(plan.source_of)),
+    ]
 
 
 def source_plans(settings: PrepareConfig, data: DataConfig) -> dict[str, SourcePlan]:
@@ -346,8 +349,6 @@ def _build_stages(plan: Plan, folder: pathlib.Path, log: Say) -> None:
         part.mkdir(parents=True)
         with console.working(f"building what the stage {spec.name} needs", end=False):
             lines = registry.stage_class(spec.name).build(registry.typed_settings(spec), part)
-        if any(part.iterdir()):
-            log(f"built what the stage {spec.name} needs")
         for line in lines or ():
             log(f"{spec.name}: {line}")
         part.rename(place)
@@ -570,12 +571,15 @@ def _drawn(folder: pathlib.Path, plan: Plan) -> dict:
     """
     table = pq.read_table(folder / "near", columns=["doc", "keeper"])
     rows = random.Random(0).sample(range(len(table)), min(_DRAWN, len(table)))
-    pairs = [(row["doc"], row["keeper"]) for row in table.take(np.array(rows, np.int64)).to_pylist()]
+    pairs = [(table["doc"][row].as_py(), table["keeper"][row].as_py()) for row in rows]  # `take` imports pandas
+    documents = {}
+    for task, docs in itertools.groupby(sorted({doc for pair in pairs for doc in pair}), lambda doc: doc >> ROW_BITS):
+        rows = (doc & ((1 << ROW_BITS) - 1) for doc in docs)
+        for document in read_rows(folder / "clean" / f"{task:06d}.parquet", rows):
+            documents[task << ROW_BITS | document.row] = document
     shown, false = [], 0
     for pair in pairs:
-        removed, kept = (
-            read_row(folder / "clean" / f"{doc >> ROW_BITS:06d}.parquet", doc & ((1 << ROW_BITS) - 1)) for doc in pair
-        )
+        removed, kept = (documents[doc] for doc in pair)
         share = compared.own_share(removed.text, kept.text)
         false += share > _FALSE
         if len(shown) < SHOWN:

@@ -134,7 +134,7 @@ def planted_kinds():
 
 def audited(texts):
     counts = [audit.scan("source", texts)]
-    return audit.rank(counts, audit.contrast_of(counts, "", {}))
+    return audit.rank(counts, audit.contrast_of([each.bytes for each in counts], "", {}))
 
 
 def clean_documents(number):

@@ -275,13 +275,16 @@ _GENERAL_BYTES = 1_000_000
 _FEW_BYTES = 100_000  # of a source tell nothing about its words
 
 
-def contrast_of(sources: list[Counts], target: str, html: dict, halves: Sequence[str] = HALVES) -> Counts | None:
-    """Returns the counts of the target, or of general prose for a single source; None for several sources or little text."""
+def contrast_of(sizes: Sequence[int], target: str, html: dict, halves: Sequence[str] = HALVES) -> Counts | None:
+    """Returns the counts of the target, or of general prose for a single source; None for several sources or little text.
+
+    `sizes`: the bytes of each source.
+    """
     if target:
         return scan("target", target_texts(target, _TARGET_BYTES, html), halves=halves)
-    if len(sources) != 1 or sources[0].bytes < _FEW_BYTES:
+    if len(sizes) != 1 or sizes[0] < _FEW_BYTES:
         return None
-    prose = iterate_embedded("prose", min(_GENERAL_BYTES, sources[0].bytes))
+    prose = iterate_embedded("prose", min(_GENERAL_BYTES, sizes[0]))
     return scan("general prose", prose, halves=halves)
 
 

@@ -61,14 +61,16 @@ def find(
     Looks at those of `parts` parts of the keys.
     """
     (folder / "repeats").mkdir(exist_ok=True)
+    keyed = f"read_parquet({quoted(folder / 'lines/*.parquet')})"
     connection.execute(f"""
         CREATE TEMP VIEW here AS SELECT s.doc, s.rank, s.tie, s.site
         FROM read_parquet({quoted(folder / "sign/*.parquet")}) s
         ANTI JOIN read_parquet({quoted(folder / "exact/*.parquet")}) e ON s.doc = e.doc
         ANTI JOIN read_parquet({quoted(folder / "near/*.parquet")}) n ON s.doc = n.doc;
+        CREATE TEMP TABLE again AS SELECT key FROM {keyed} WHERE key % {parts} = {part}
+        GROUP BY key HAVING count(*) >= {min(2, min_documents)};
         CREATE TEMP VIEW repeats AS SELECT doc, key, paragraph, rank, tie, site
-        FROM read_parquet({quoted(folder / "lines/*.parquet")}) JOIN here USING (doc)
-        WHERE key % {parts} = {part};
+        FROM (FROM {keyed} SEMI JOIN again USING (key)) JOIN here USING (doc);
         CREATE TEMP TABLE sites AS SELECT site, count(*) AS documents FROM here GROUP BY site;
         CREATE TEMP TABLE often AS SELECT key FROM repeats JOIN sites USING (site) WHERE NOT paragraph GROUP BY key
         HAVING count(*) >= greatest({min_documents}, {min_share} * any_value(sites.documents));
@@ -80,7 +82,7 @@ def find(
             SELECT doc, key FROM repeats JOIN first USING (key) WHERE paragraph AND doc != keeper
             ORDER BY doc, key
         ) TO {quoted(folder / f"repeats/{part:03d}.parquet")} (FORMAT parquet);
-        DROP TABLE first; DROP TABLE often; DROP TABLE sites; DROP VIEW repeats; DROP VIEW here;
+        DROP TABLE first; DROP TABLE often; DROP TABLE sites; DROP VIEW repeats; DROP TABLE again; DROP VIEW here;
     """)
 
 

@@ -22,7 +22,8 @@ from jaxlm.corpus.documents import TableWriter
 from jaxlm.corpus.stage import Document
 
 ROW_BITS = 32
-_GROUP_ROWS = 1 << 15  # small groups, so that a reader holds kilobytes for each
+_GROUP_ROWS = 1 << 13  # small groups, so that a writer holds ten megabytes, and a reader kilobytes for each
+_HASHES = {"use_dictionary": False, "compression": "lz4"}  # zstd and dictionaries hold megabytes for each column
 
 
 class Signer:
@@ -40,9 +41,9 @@ class Signer:
         fields = [(name, pa.uint64()) for name in ("doc", "rank", "tie", "site", "h0", "h1", "sketch_start")]
         fields += [("sketch_len", pa.uint32()), ("exact", pa.bool_()), ("id", pa.string())]
         fields += [(f"b{i}", pa.uint64()) for i in range(self._bands)]
-        self._sign = TableWriter(folder / "sign" / f"{task:06d}.parquet", pa.schema(fields), _GROUP_ROWS)
+        self._sign = TableWriter(folder / "sign" / f"{task:06d}.parquet", pa.schema(fields), _GROUP_ROWS, **_HASHES)
         schema = pa.schema([("doc", pa.uint64()), ("key", pa.uint64()), ("paragraph", pa.bool_())])
-        self._repeats = TableWriter(folder / "lines" / f"{task:06d}.parquet", schema, _GROUP_ROWS)
+        self._repeats = TableWriter(folder / "lines" / f"{task:06d}.parquet", schema, _GROUP_ROWS, **_HASHES)
         self._sketches = open(folder / "sketch" / f"{task:06d}.u32", "wb")
         self._row = self._place = 0
 
@@ -86,31 +87,33 @@ _FEW_WORDS = 20  # documents of fewer are similar only if they are equal
 def find_copies(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, part: int, parts: int) -> None:
     """Writes exact duplicates (apart from spacing and case) to `exact/PART.parquet`: (doc, keeper, keeper_id).
 
-    Looks at those of `parts` parts of the hashes. DuckDB sorts for a window on disk: a GROUP BY would hold every distinct
-    hash in memory.
+    Looks at those of `parts` parts of the hashes. Only documents whose hash comes again are sorted.
     """
     (folder / "exact").mkdir(exist_ok=True)
+    signs = f"read_parquet({quoted(folder / 'sign/*.parquet')})"
     connection.execute(f"""
         COPY (
             SELECT doc, first_value(doc) OVER same AS keeper, first_value(id) OVER same AS keeper_id
-            FROM read_parquet({quoted(folder / "sign/*.parquet")}) WHERE exact AND h0 % {parts} = {part}
+            FROM {signs} SEMI JOIN (
+                SELECT h0 FROM {signs} WHERE exact AND h0 % {parts} = {part} GROUP BY h0 HAVING count(*) > 1
+            ) USING (h0)
+            WHERE exact
             WINDOW same AS (PARTITION BY h0, h1 ORDER BY rank, tie, doc) QUALIFY doc != keeper ORDER BY doc
         ) TO {quoted(folder / f"exact/{part:03d}.parquet")} (FORMAT parquet)""")
 
 
 def find_pairs(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, band: int, threshold: float) -> None:
     """Writes to `pairs/BAND.parquet` the pairs with equal hashes of `band` and Jaccard similarity >= `threshold`."""
-    documents = f"""
-        SELECT s.* FROM read_parquet({quoted(folder / "sign/*.parquet")}, union_by_name = true) s
-        ANTI JOIN read_parquet({quoted(folder / "exact/*.parquet")}) e ON s.doc = e.doc WHERE s.b{band} IS NOT NULL"""
+    signs = f"read_parquet({quoted(folder / 'sign/*.parquet')}, union_by_name = true)"
     rows = connection.sql(f"""
-        SELECT s.doc, s.sketch_start, s.sketch_len, s.b{band} FROM ({documents}) s
-        SEMI JOIN (SELECT b{band} FROM ({documents}) GROUP BY b{band} HAVING count(*) > 1) m ON s.b{band} = m.b{band}
+        SELECT s.doc, s.sketch_start, s.sketch_len, s.b{band} FROM {signs} s
+        ANTI JOIN read_parquet({quoted(folder / "exact/*.parquet")}) e ON s.doc = e.doc
+        SEMI JOIN (SELECT b{band} FROM {signs} GROUP BY b{band} HAVING count(*) > 1) m ON s.b{band} = m.b{band}
         ORDER BY s.b{band}, s.rank, s.tie, s.doc""")
     sketches = Sketches(folder)
     (folder / "pairs").mkdir(exist_ok=True)
     schema = pa.schema([("better", pa.uint64()), ("worse", pa.uint64())])
-    pairs = TableWriter(folder / "pairs" / f"{band:03d}.parquet", schema, _GROUP_ROWS)
+    pairs = TableWriter(folder / "pairs" / f"{band:03d}.parquet", schema, _GROUP_ROWS, **_HASHES)
     for bucket in _buckets(rows):
         for pair in _similar_pairs(bucket, threshold, sketches):
             pairs.add(pair)

@@ -42,7 +42,7 @@ class SourceSpec:
         return cls(name, *own, data.tfds_dir, data.hub_dir)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Part:
     """A file, or a piece of one."""
 

@@ -16,7 +16,7 @@ from jaxlm.corpus.sources.base import Part
 from jaxlm.host.files import printable
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Found:
     """A file of a source."""
 

@@ -8,6 +8,7 @@ import collections.abc
 import functools
 import pathlib
 import re
+import weakref
 
 import numpy as np
 
@@ -48,21 +49,26 @@ class Language(Stage):
 
     def __init__(self, settings: Settings, folder: pathlib.Path):
         super().__init__(settings, folder)
-        model = _fasttext(settings.model) if settings.model else None
-        self._classify = model or _py3langid().classify
-        self._scores = (lambda text: dict([model(text)])) if model else _probabilities
+        if settings.model:
+            self._classify = _fasttext(settings.model)
+            self._scores = lambda text: dict([self._classify(text)])
+        else:
+            identifier = _load(folder) if folder.is_dir() else _py3langid()
+            self._classify, self._scores = identifier.classify, identifier.scores
 
     @classmethod
     def build(cls, settings: Settings, folder: pathlib.Path) -> None:
         if settings.model:
             _fasttext(settings.model)
             return
-        known = _py3langid().labels
+        identifier = _load()
         for code in settings.languages:
-            if code not in known:
-                raise ConfigError(
-                    f"prepare.stages.language.languages: no language {code!r}; {config_lib.nearest(code, known)}"
-                )
+            if code not in identifier.labels:
+                near = config_lib.nearest(code, identifier.labels)
+                raise ConfigError(f"prepare.stages.language.languages: no language {code!r}; {near}")
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in _ARRAYS:
+            np.save(folder / f"{name}.npy", getattr(identifier, name))
 
     def apply(self, document: Document, edits: Edits) -> Remove | None:
         if document.metadata.get("format") == "code":
@@ -124,7 +130,7 @@ def _letters(run: str) -> int:
 
 def likely(text: str, chars: int) -> list[str]:
     """Returns the languages that a text is probably in, by `chars` characters of it."""
-    scores = _probabilities(sample(prose(text), chars))
+    scores = _py3langid().scores(sample(prose(text), chars))
     return [language for language, score in scores.items() if score >= _LIKELY]
 
 
@@ -142,12 +148,21 @@ def sample(text: str, chars: int) -> str:
     return f"{text[:part]} {text[middle : middle + part]} {text[-part:]}"
 
 
-@functools.cache
-def _py3langid():
-    """Returns py3langid's identifier, with its automaton run over all bytes at once: same scores, under half the time."""
-    from py3langid import langid
+_ARRAYS = ("nb_ptc", "nb_pc", "nb_classes", "tk_nextmove", "tk_row", "tk_output")  # of py3langid's model
+
+
+def _load(folder: pathlib.Path | None = None):
+    """Returns py3langid's identifier, with its automaton run over all bytes at once: same scores, under half the time.
+
+    `folder` has the arrays that `Language.build` saved, which all workers map; None reads py3langid's own file, which
+    takes half a second.
+    """
+    from py3langid import langid, modelio
 
     class Identifier(langid.LanguageIdentifier):
+        def scores(self, text: str) -> dict[str, float]:
+            return {language: float(score) for language, score in self.rank(text)}
+
         def _raw_score(self, text: bytes) -> np.ndarray:
             features = self.tk_output[self._states(np.frombuffer(text, np.uint8))]
             features, counts = np.unique(features[features >= 0], return_counts=True)
@@ -164,15 +179,26 @@ def _py3langid():
                 states[: _FEATURE_BYTES - 1 - i] = 0
             return states
 
-    identifier = Identifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
-    for name in ("tk_nextmove", "tk_output", "_rowbase"):
-        setattr(identifier, name, np.asarray(getattr(identifier, name)))
-    identifier.nb_ptc = identifier.nb_ptc.astype(np.float32)  # from float16, which has no fast product
+    if folder:
+        arrays = [np.load(folder / f"{name}.npy", mmap_mode="r").view(np.ndarray) for name in _ARRAYS]
+    else:
+        arrays = map(np.asarray, modelio.load_model(langid.MODEL_DIR / langid.MODEL_FILE))
+    ptc, pc, classes, nextmove, row, output = arrays
+    ptc = ptc.astype(np.float32, copy=False)  # from float16, which has no fast product
+    row = row.astype(np.int64)
+    identifier = Identifier(ptc, pc, classes.tolist(), nextmove, output, norm_probs=True, tk_row=row)
+    identifier._rowbase = row << 8  # of a list, which has no fast look-up
+    _living.add(identifier)
     return identifier
 
 
-def _probabilities(text: str) -> dict[str, float]:
-    return {language: float(score) for language, score in _py3langid().rank(text)}
+_living: weakref.WeakSet = weakref.WeakSet()  # identifiers that a stage holds
+_own = functools.cache(_load)
+
+
+def _py3langid():
+    """Returns the identifier of a living stage, which all workers share, else one of this process. Scores are equal."""
+    return next(iter(_living), None) or _own()
 
 
 @functools.cache

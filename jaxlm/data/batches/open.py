@@ -116,10 +116,7 @@ def make_data(data: DataConfig, prepare: PrepareConfig, engine: str, vocab_size:
     def run(folder: pathlib.Path, phase: str, function: str, tasks: int) -> None:
         from jaxlm.corpus import engine as engines  # here, because a machine that only trains may lack datatrove
 
-        try:
-            engines.run(engine, prepare, folder, phase, function, tasks)
-        finally:
-            engines.close()
+        engines.run(engine, prepare, folder, phase, function, tasks)
 
     build.build_data(d.dir, sources, settings, read=read, recipe_extra=extra, engine=run, log=say)
 

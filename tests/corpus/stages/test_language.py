@@ -46,6 +46,12 @@ def test_scores_are_py3langids():
         assert collections.Counter(features[features >= 0].tolist()) == (counts or {}), text
 
 
+def test_all_workers_read_the_model_that_was_built(tmp_path):
+    built, own = tiny_stage.make("language", tmp_path), tiny_stage.make("language")
+    for text in [*TEXTS.values(), " ".join(TEXTS.values()), "", "12"]:
+        assert tiny_stage.apply(built, text) == tiny_stage.apply(own, text)
+
+
 def test_prose_alone_is_judged():
     german = "\n".join(f"int zahl_{i} = lies_naechste_zeile(datei, puffer_{i});" for i in range(40))
     page = f"{TEXTS['en']}\n\n```c\n{german}\n```\n\n{TEXTS['en']} See [this](http://x.de/die/und/nicht/der).\n"
