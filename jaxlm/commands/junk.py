@@ -46,7 +46,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
             say("no string stands out in a source of under a tenth of the text")
         else:
             read = config.workdir if config.program == "pretrain" else config.data.dir
-            say(f"next: jaxlm trace {shlex.quote(read)} --string={rows[0]['string']} --remove=list.jsonl")
+            words = "jaxlm", "trace", read, f"--string={rows[0]['string']}", "--remove=list.jsonl"
+            say(f"next: {shlex.join(words)}")
     return 0
 
 

@@ -17,7 +17,7 @@ def read(path: pathlib.Path, option: str) -> set[Key]:
     try:
         lines = path.read_text().split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{option}={path} can't be read: {error}") from None
+        raise ConfigError(f"{option}={path} can't be read: {getattr(error, 'strerror', None) or error}") from None
     keys = set()
     for number, line in enumerate(lines, start=1):
         if not line.strip():

@@ -119,7 +119,7 @@ def test_from_new_weights_where_no_checkpoint_is_before(capsys, made):
     [
         (["train", "quickstart", "--without=x"], "--without=x needs the folder of a run"),
         (["plan", "quickstart", "--without=x"], "--without=x needs the folder of a run"),
-        (["train", "RUN", "--without=nofile"], "--without=nofile can't be read: [Errno 2] No such file"),
+        (["train", "RUN", "--without=nofile"], "--without=nofile can't be read: No such file"),
         (["train", "RUN", "--without=nofile", "--branch=decay", "--steps=2"], "leave --branch and --steps out"),
         (["train", "RUN", "--without=LIST", "--config.workdir=RUN"], "is the run that is branched from"),
     ],

@@ -42,7 +42,7 @@ def find(args: argparse.Namespace) -> dict:
     of the `steps` to repeat, by the run's own speed and price. Raises ConfigError if there is no such run, its data has no
     such documents, it never reads them, or it began after it had seen them.
     """
-    run = config_files.run_named(args.config, f"--without={args.without}", "jaxlm train RUN --without=FILE")
+    run = config_files.run_named(args.config, f"--without={args.without}", "jaxlm train (or plan) RUN --without=FILE")
     path = files.expanded(args.without)
     config, book = resolve(config_files.from_run(run / "config.json")), ledger.read(run)
     if config.program != "pretrain":
