@@ -226,6 +226,8 @@ def _of_size(name: str, args: argparse.Namespace, given: Sequence[str]) -> list[
     """Returns the overrides that give the model `--params`, and says them. Raises ConfigError if one is given, or for a run."""
     if args.config and config_files.find(args.config).kind == "run":
         raise ConfigError(f"--params goes with a config: the run in {args.config} has its size")
+    if getattr(args, "budget", None):
+        raise ConfigError("--budget chooses the size that --params sets: leave one of the two out")
     params, config = args.params, _settled(name, args.config, [*given], lambda line: None)
     keys = importlib.import_module("jaxlm.plan.size").overrides(config_lib.resolve(config), params)
     if both := {key.partition("=")[0] for key in keys} & {key.partition("=")[0] for key in given}:

@@ -138,4 +138,4 @@ def meant(key: str, keys: Sequence[str]) -> str:
     if not near:
         by_last = {k.split(".")[-1]: k for k in keys}
         near = [by_last[m] for m in difflib.get_close_matches(last, by_last, n=1, cutoff=_NEAR)]
-    return near[0] if near else ""
+    return min(near, key=lambda k: k.count(".")) if near else ""  # train.seed: seed rather than data.seed

@@ -98,7 +98,7 @@ def runs_in(word: str) -> list[str]:
     """Returns the runs in a folder that is no run itself, by name; else the word."""
     folder = files.expanded(word)
     runs = [] if (folder / "config.json").exists() else sorted(folder.glob("*/metrics.jsonl"))
-    return [str(path.parent) for path in runs] or [word]
+    return [str(path.parent) for path in runs if (path.parent / "config.json").exists()] or [word]
 
 
 def averaged(folder: str | pathlib.Path) -> pathlib.Path | None:

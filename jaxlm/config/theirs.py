@@ -18,7 +18,8 @@ model.d_model: hidden_size n_embd model_dim dim
 model.n_heads: num_attention_heads n_head
 model.n_kv_heads: num_key_value_heads n_query_groups kv_head n_kv_head
 model.d_ff: intermediate_size ffn_hidden_size
-model.max_seq_len: max_position_embeddings block_size
+model.max_seq_len: max_position_embeddings
+model.max_seq_len (the longest text it can read; rows to train on are train.seq_len): block_size
 model.tie_embeddings: tie_word_embeddings
 model.rope.theta: rope_theta rope_base
 model.rope.scaling: rope_scaling
@@ -27,11 +28,13 @@ model.fp8: float8 enable_fsdp_float8_all_gather
 model.attention: attn_implementation flash_attention flash_attn xformers_attention sdp_attention use_flash_attention
 model.remat: gradient_checkpointing activation_checkpoint.mode activation_checkpointing selective_ac_option
   gradient_checkpointing_kwargs
+data.dir: dataset_prepared_path
 data.path: dataset_name dataset datasets dataset_path train_file data_path
 data.text_key: dataset_text_field text_field text_column field
 data.tokenizer: tokenizer_path tokenizer_name tokenizer_dir tokenizer_name_or_path hf_assets_path
 data.chat_tokens: special_tokens
 data.val_fraction: val_set_size val_size validation_split_percentage test_size val_split_fraction
+  dataset_test_split validation_file eval_dataset
 examples.template: template chat_template_path chat_template
 examples.format: dataset_format
 examples.last_only: mask_history
@@ -127,6 +130,8 @@ reward.function: reward_funcs reward_weights
   eval_sample_packing group_by_length
 - (Grain reads ahead by itself): dataloader_num_workers num_workers preprocessing_num_workers dataset_num_proc
   dataloader_pin_memory
+- (the tokenizer and the template bring their own): eos_token pad_token bos_token
+- (all parameters are trained, or those that adapter.kind adds): freeze_trainable_layers unfrozen_parameters
 - (only the assistant's tokens count in the loss): train_on_inputs assistant_only_loss completion_only_loss
 - (rows are read from files; see docs/data.md for hub:REPO): streaming trust_remote_code remove_unused_columns
   access_token dataset_config
@@ -158,5 +163,8 @@ def hint(key: str, keys: Sequence[str]) -> str:
     key = key.replace("-", "_")
     last = key.rpartition(".")[2]
     own = last != "epochs" and any(each.rpartition(".")[2] == last for each in keys)
-    ours, why = table().get(key) or (not own and table().get(last)) or ("", "")
+    parts = key.split(".")
+    dotted = (".".join(parts[at:]) for at in range(len(parts) - 1))  # train.model.name: model.name is torchtitan's
+    known = next(filter(None, map(table().get, [key, *dotted])), None)
+    ours, why = known or (not own and table().get(last)) or ("", "")
     return f"did you mean config.{ours}?" if ours else why and f"there is no such key: {why}"

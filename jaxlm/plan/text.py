@@ -1,9 +1,11 @@
 """Writes the text of `jaxlm plan`."""
 
 import datetime
+import sys
 import textwrap
 
 from jaxlm.data.batches.document_rows import MOST_PASSES
+from jaxlm.host import screen
 from jaxlm.host.console import dollars, gigabytes, hours, human, size, table
 
 WIDTH = 100  # columns
@@ -351,10 +353,11 @@ def _spot(plan: dict) -> list[str]:
 
 
 def block(text: str) -> str:
-    """Returns the text in lines of at most WIDTH columns, all but the first indented."""
+    """Returns the text in lines of at most WIDTH columns, or of the terminal's, all but the first indented."""
     return wrapped(text, "")
 
 
 def wrapped(text: str, indent: str = "  ") -> str:
-    words = textwrap.TextWrapper(WIDTH, indent, f"{indent}  ", break_on_hyphens=False, break_long_words=False)
+    width = min(WIDTH, screen.columns(sys.stdout)) if screen.is_terminal(sys.stdout) else WIDTH
+    words = textwrap.TextWrapper(width, indent, f"{indent}  ", break_on_hyphens=False, break_long_words=False)
     return words.fill(text)

@@ -1,6 +1,7 @@
 """Writes one page on several runs: their curves over each other, what came of each, and which keys differ."""
 
 import pathlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 from jaxlm.host.console import count, dollars, duration, human, loss
@@ -9,6 +10,7 @@ from jaxlm.report.chart import Curve
 from jaxlm.report.markup import Markup, table, tag
 
 _COLOURS = 6  # of a chart; a seventh run has the first colour, dotted
+_DIGITS = 12  # of a hash, enough to see that two differ
 
 
 def write(
@@ -97,8 +99,13 @@ def _curves(summaries: Mapping[str, Mapping], texts: Mapping[str, Sequence[str]]
     return chart.grid(charts)
 
 
+def _short(item: object) -> object:
+    hashed = isinstance(item, str) and re.fullmatch("[0-9a-f]{40,}", item)
+    return item[:_DIGITS] if hashed else markup.value(item)
+
+
 def _differences(differing: Sequence[Mapping], names: Sequence[str]) -> Markup:
-    rows = [(f"{row['what']}: {row['name']}", *map(markup.value, row["values"])) for row in differing]
+    rows = [(f"{row['what']}: {row['name']}", *map(_short, row["values"])) for row in differing]
     return (
         table(("", *names), rows, "What differs") if rows else tag("p", "Code, config, data and hardware are the same.")
     )

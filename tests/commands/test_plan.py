@@ -259,6 +259,11 @@ def test_a_budget_that_is_none_is_one_line(capsys, value):
     assert err == f"jaxlm: --budget={value}: give dollars above 0, such as --budget=200\n"
 
 
+def test_a_budget_and_a_size_are_refused(capsys):
+    code, _, err = run(capsys, "quickstart", "--budget=20", "--params=5M")
+    assert (code, err) == (2, "jaxlm: --budget chooses the size that --params sets: leave one of the two out\n")
+
+
 def test_a_budget_with_a_folder_that_holds_no_run_needs_no_config_either(capsys, tmp_path):
     keys = ["--budget=20", "--config.plan.accelerator=H100", f"--config.workdir={tmp_path / 'new'}"]
     code, out, _ = run(capsys, *keys)

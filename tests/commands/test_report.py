@@ -1,5 +1,6 @@
 """`jaxlm report RUN`: the page, its numbers as JSON, and what the commands of a script took."""
 
+import hashlib
 import json
 
 import pytest
@@ -33,6 +34,10 @@ def test_what_commands_took_is_printed_and_stands_in_page_and_json(tmp_path, cap
     assert cli.main(["report", str(run), f"--took={tmp_path / 'none'}"]) == 2
 
 
+def _sha256(text):
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def make_run(folder, text="", steps=40, **changes):
     """A run with a curve of its own; `text` is the sha256 of its held-out text."""
     folder.mkdir(parents=True)
@@ -45,7 +50,9 @@ def make_run(folder, text="", steps=40, **changes):
         for step in range(1, steps + 1)
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "run.json").write_text(json.dumps({"starts": [{"held_out": {"prose": text}}]}))
+    (folder / "run.json").write_text(
+        json.dumps({"starts": [{"held_out": {"prose": text}, "manifest_sha256": _sha256(text)}]})
+    )
     return str(folder)
 
 
@@ -61,12 +68,14 @@ def test_several_runs_stand_on_one_page_with_what_differs(tmp_path, capsys, monk
     assert "held-out loss, text of c" in page
     assert page.count("config: optim.lr") == page.count("config: seed") == 1
     assert "config: optim.b1" not in page
+    assert f">{_sha256('y')[:12]}<" in page  # the manifest's: whole hashes of three runs fit no page
     assert cli.main(["report", *runs[:2], "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [row["values"] for row in told["differing"] if row["name"] == "optim.lr"] == [[0.001, 0.002]]
     assert told["held_out"] == {"held-out loss": ["a", "b"]}
     (tmp_path / "refused").mkdir()
     (tmp_path / "refused/log.txt").touch()
+    (tmp_path / "refused/metrics.jsonl").touch()  # of a start that was refused late
     assert cli.main(["report", "."]) == 0  # a folder of runs
     assert capsys.readouterr().err == "open report-a-b-c.html\n"
     make_run(tmp_path / "more/d")

@@ -41,6 +41,10 @@ def test_the_page_has_the_whole_table():
         ("sample_packing", "there is no such key: documents and examples are always packed"),
         ("train.barch_size", "did you mean config.train.batch_size?"),
         ("plan.chat_template", "did you mean config.eval.chat_template?"),  # a key of ours in another section
+        ("train.model.name", "did you mean config.model.family?"),  # the longest part that is theirs; not optim.name
+        ("train.validation.freq", "did you mean config.train.eval_every_steps?"),
+        ("train.seed", "did you mean config.seed?"),  # the run's, not the data's
+        ("train.dataset_prepared_path", "did you mean config.data.dir?"),
         ("xyzzy", "jaxlm train --help=all lists all keys"),
         ("plan.xyzzy", "jaxlm train --help=plan lists all keys"),
     ],

@@ -2,6 +2,9 @@
 
 import dataclasses
 import math
+import os
+import sys
+import termios
 import time
 
 import pytest
@@ -181,3 +184,13 @@ def test_rates_by_part_are_a_table():
     first = [line.split() for line in page].index(["RATES", "parameters", "peak"])
     assert page[first + 1].split() == ["embed/.*", "1,048,576", "0.005"]
     assert not any(line.startswith("RATES") for line in lines(planned("quickstart")))
+
+
+def test_a_narrow_terminal_folds_words_at_its_width(monkeypatch):
+    ours, theirs = os.openpty()
+    with os.fdopen(ours), os.fdopen(theirs, "w") as terminal:
+        termios.tcsetwinsize(terminal, (40, 60))
+        monkeypatch.setattr(sys, "stdout", terminal)
+        folded = text.wrapped("word " * 50)
+    assert max(map(len, folded.splitlines())) <= 60
+    assert len(folded.split()) == 50

@@ -57,7 +57,7 @@ def format_of(name: str, formats: tuple[str, ...]) -> str:
 
 def suffix(name: str) -> str:
     """Returns the suffix under which a file that is not read is counted."""
-    return posixpath.splitext(name)[1].lower() or "no suffix"
+    return posixpath.splitext(name)[1].lower() or "unsuffixed"
 
 
 def excluded(name: str, exclude: tuple[str, ...]) -> str:
@@ -79,7 +79,7 @@ def find(
     forced = len(formats) == 1
     if fs.isfile(root):
         if not forced and not format_of(root, formats):
-            raise ConfigError(f"source '{path}' is none of {suffixes}; convert it, or name a folder of such files")
+            raise ConfigError(f"source '{path}' is none of {suffixes}{_prepared(formats) or '; convert it'}")
         return [Found(posixpath.basename(root), url_of(fs, root), fs.size(root))]
     if fs.isdir(root):
         base, forced, infos = root, False, fs.find(root, detail=True)
@@ -102,13 +102,13 @@ def find(
         elif others is not None:
             others[suffix(name)] += 1
     if not listed:
-        more = (
-            "; jaxlm prepare makes text of HTML, code and others, in DATA/documents"
-            if formats == registry.PLAIN
-            else ""
-        )
-        raise ConfigError(f"source '{path}' has no file ending in {suffixes}{more}")
+        raise ConfigError(f"source '{path}' has no file ending in {suffixes}{_prepared(formats)}")
     return sorted(listed, key=lambda file: file.name)
+
+
+def _prepared(formats: tuple[str, ...]) -> str:
+    words = "; jaxlm prepare makes text of HTML, code and others, in DATA/documents"
+    return words if formats == registry.PLAIN else ""
 
 
 def cut(file: Found, format_name: str, task_bytes: int) -> list[Part]:

@@ -39,7 +39,7 @@ CONTAINERS = {
     (".zip", ".tar", ".tgz", ".7z", ".rar", ".gz", ".xz", ".bz2", ".zst"): "unpack first",
 }
 # The same for names without a suffix.
-UNNAMED = {("no suffix",): "name those that are text NAME.txt"}
+UNNAMED = {("unsuffixed",): "name those that are text NAME.txt"}
 # Prefixes `NAME:` of sources that are no paths -> the module, whose `parts` splits the source.
 SCHEMES = {"embedded": "embedded", "tfds": "tfds", "hub": "hub"}
 AUTO = tuple(name for name in FORMATS if name not in ("code", "readme"))

@@ -231,7 +231,10 @@ def _read_source(place: pathlib.Path, source: Source, settings: BuildSettings, r
     if highest < 0:
         raise ConfigError(f"source '{source.name}' gave no document; check {source.spec}")
     if lowest == highest:
-        raise ConfigError(f"source '{source.name}' has only one document, or copies of one: split it, to hold one out")
+        read_of = f" ({stats.summary()})" if stats.skipped else ""
+        raise ConfigError(
+            f"source '{source.name}' has only one document, or copies of one{read_of}: split it, to hold one out"
+        )
     if not lowest < limit <= highest:  # at least one, and not all
         limit = lowest + 1
     documents = _Documents(shuffle, limit, stats)

@@ -198,6 +198,13 @@ def test_one_document_cannot_be_split(tmp_path):
     listed, read = sources_of(a=["alone"] * 3)
     with pytest.raises(ConfigError, match="'a' has only one document, or copies of one"):
         build.build_data(tmp_path, listed, build.BuildSettings(300, False), read=read, log=str)
+
+    def read_one(source, stats):
+        stats.skip("no field 'text'", "bad.jsonl:2")
+        yield from read(source, stats)
+
+    with pytest.raises(ConfigError, match=r"skipped 1: no field 'text' \(first: bad.jsonl:2"):
+        build.build_data(tmp_path, listed, build.BuildSettings(300, False), read=read_one, log=str)
     listed, read = sources_of(a=[])
     with pytest.raises(ConfigError, match="'a' gave no document"):
         build.build_data(tmp_path, listed, build.BuildSettings(300, False), read=read, log=str)
