@@ -41,11 +41,16 @@ def remembered(path: pathlib.Path, about: dict, make: Callable[[], dict]) -> dic
     return made
 
 
+def processes_here(config: Config) -> int:
+    """Returns how many worker processes this machine gets; on a cluster few, since `prepare.workers` counts its tasks."""
+    return (config.prepare.workers or files.cores()) if config.engine == "local" else files.threads()
+
+
 def _inspect(config: Config, done: prepare.Prepared) -> dict:
     filled = {name for name, source in done.manifest["sources"].items() if source["kept"]["documents"]}
     paths = {name: of_source for name, of_source in documents.find(done.path).items() if name in filled}
-    workers, limit = config.prepare.workers or files.cores(), int(config.prepare.report_mb * 1e6)
-    with console.working("audit and mismatch report"), engine.worker_processes(workers) as pool:
+    limit = int(config.prepare.report_mb * 1e6)
+    with console.working("audit and mismatch report"), engine.worker_processes(processes_here(config)) as pool:
         compared = pool.submit(_mismatch, paths, config.prepare)
         scans = [[pool.submit(_counts, *source, limit, half) for half in counts.HALVES] for source in paths.items()]
         sources = [counts.joined(*(scan.result() for scan in halves)) for halves in scans]

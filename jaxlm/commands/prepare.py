@@ -25,7 +25,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if config.prepare.target:
         # Refuses a missing path before all the work.
         audit.target_texts(config.prepare.target, 1 << 20, config.prepare.stages["html"])
-    with engine.worker_processes(config.prepare.workers or files.cores()):
+    with engine.worker_processes(data_report.processes_here(config)):
         done = prepare.prepare(config.prepare, config.data, config.engine, say)
         weights = _weights(config, done, bool(args.preset))
         documents.write_mixture(done.path, weights)

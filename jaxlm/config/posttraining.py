@@ -100,7 +100,7 @@ class PolicyConfig:
     ratio: Literal["token", "answer"] = key("token", "answer: one ratio for an answer (GSPO, arXiv:2507.18071)")
     clip_low: Positive = key(0.2, "the ratio is clipped to at least 1 - clip_low")
     clip_high: Positive = key(0.28, "and at most 1 + clip_high; above clip_low it keeps entropy (DAPO)")
-    scale_advantages: bool = key(False, "grpo: over the group's standard deviation (not in Dr. GRPO, arXiv:2503.20783)")
+    scale_advantages: bool = key(False, "grpo: divide by the group's deviation (Dr. GRPO, arXiv:2503.20783, does not)")
     mask_truncated: bool = key(True, "answers that did not end do not count")
     overlong_tokens: Count = key(0, "the last tokens before max_new_tokens cost up to 1 of the reward (DAPO); 0 = none")
     epochs: Annotated[int, at_least(1, most=1000)] = key(1, "times that a step goes over its answers")

@@ -123,7 +123,9 @@ class OptimConfig:
     name: Literal["adamw", "adamw8bit", "adafactor", "muon"] = key("adamw", "muon: AdamW for all but layers' matrices")
     mu_dtype: Literal["float32", "bfloat16"] = key("float32", "of the first moment (adamw, muon)")
     ns_steps: Literal[3, 5] = key(5, "muon: iterations for a matrix; 3: 40% fewer operations, for small models on CPUs")
-    full_precision: tuple[Pattern, ...] = key((r".*norm.*", r".*embed.*", r".*/bias"), "adamw8bit: moments in float32")
+    full_precision: tuple[Pattern, ...] = key(
+        (r".*norm.*", r".*embed.*", r".*/bias"), "adamw8bit: whose moments are float32"
+    )
     offload: bool = key(False, "the optimizer's state lives in host memory and visits the device at each update")
     lr: NotNegative = key(1e-3, "peak learning rate; 0 = by rule, from parameters, tokens and batch (pretraining)")
     rates: tuple[Rate, ...] = key((), '"PATTERN TIMES": multiples of lr, by path (full match, the first counts)')
@@ -203,7 +205,7 @@ class EvalConfig:
 
     at_start: bool = key(False, "also before the first step")
     batch_size: Count = key(0, "sequences in memory at a time, which changes no result; 0 = microbatch_size")
-    max_mb: Annotated[float, at_least(0, most=1e12)] = key(4.0, "of each source's held-out text, the first; 0 = all")
+    max_mb: Annotated[float, at_least(0, most=1e12)] = key(4.0, "megabytes of each source's held-out text; 0 = all")
     max_examples: Count = key(400, "the first held-out chats, pairs or prompts; 0 = all")
     older_batches: tuple[Count, ...] = key((), "(batches, rows) of a run begun with eval.max_batches; () = as above")
     tasks: tuple[str, ...] = key((), "benchmarks in training, and by default of `jaxlm eval`: arc_easy, piqa, ...")

@@ -163,7 +163,7 @@ def judged(drawn: Mapping) -> list[str]:
         return []
     z = statistics.NormalDist().inv_cdf(0.975)  # by hand, since scipy.stats takes a second to import
     middle, half = (false + z * z / 2) / (n + z * z), z / (n + z * z) * math.sqrt(false * (n - false) / n + z * z / 4)
-    low, high = middle - half, middle + half
+    low, high = max(0.0, middle - half), min(1.0, middle + half)
     return [
         f"near removed {drawn['of']:,} document{'s' * (drawn['of'] != 1)}; of {n} drawn {false} say something that what stays "
         f"does not ({false / n:.0%}, 95% interval {low:.0%} to {high:.0%}): see report.html"

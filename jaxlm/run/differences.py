@@ -121,9 +121,9 @@ def since_last_start(folder: pathlib.Path, config: Config, new: dict) -> list[di
 
 
 def _same(was: object, now: object) -> bool:
-    """True if two facts are equal, or two names of one folder."""
-    paths = isinstance(was, str) and isinstance(now, str) and "/" in was + now
-    return was == now or (paths and os.path.realpath(was) == os.path.realpath(now))
+    """True if two facts are equal, or a relative and an absolute name of one local path."""
+    paths = isinstance(was, str) and isinstance(now, str) and any(map(os.path.isabs, (was, now)))
+    return was == now or (paths and os.path.abspath(was) == os.path.abspath(now))
 
 
 def words(changed: list[dict]) -> list[str]:

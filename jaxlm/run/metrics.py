@@ -224,7 +224,8 @@ class Writer:
     def close(self) -> None:
         try:
             for name, other in self._others.items():
-                with self._guarded(name, "did not finish (`wandb sync` sends what is left)"):
+                left = " (`wandb sync` sends what is left)" * (name == "W&B")
+                with self._guarded(name, f"did not finish{left}"):
                     other.close()
         finally:
             self._json.close()

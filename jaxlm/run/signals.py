@@ -87,7 +87,10 @@ class StopSignal:
         supervised.requests.note(number)
         meaning = self._signals.note(number)
         if meaning == supervised.FIRST:
-            activity = clock.NOUNS.get(self._doing(), "step")
+            doing = self._doing()
+            activity = (
+                "step" if doing == clock.DATA else clock.NOUNS.get(doing, "step")
+            )  # which the device still computes
             console.say(f"jaxlm: stopping after this {activity}, once the state is saved; again to stop at once")
             self.ask(None)
         elif meaning == supervised.AGAIN:

@@ -94,7 +94,7 @@ def test_secrets_are_not_shown(tmp_path):
 
 def test_what_changed_since_the_last_start(tmp_path):
     """Choices that follow from a key are told once; what only says how it is logged is not told; nor is the first start."""
-    keys = [f"workdir={tmp_path}", f"data.tokenizer={tmp_path}/t"]
+    keys = [f"workdir={tmp_path}", f"data.tokenizer={tmp_path}/t", "checkpoint.mirror=s3://b/x"]
     c = config.resolve(config_files.load("quickstart", keys))
     found = {"manifest_sha256": "0", "hardware": {"device_kind": "A100", "devices": 1, "host": "a"}}
     found |= {"choices": {"remat": "none", "attention": "xla"}}
@@ -102,6 +102,7 @@ def test_what_changed_since_the_last_start(tmp_path):
     ledger.record_start(tmp_path, c, step=0, changed=[], **found)
     assert differences.since_last_start(tmp_path, c, found) == []
     new = [f"data.tokenizer={tmp_path}/../{tmp_path.name}/t"]  # another name of the same folder
+    new += ["checkpoint.mirror=s3://b//x"]  # a URL is no path
     new += ["model.remat=full", "log.every_steps=7", "notify.urls=('https://hooks.example/SECRET',)"]
     c = config.resolve(config_files.load("quickstart", [*keys, *new]))
     found |= {"hardware": {"device_kind": "H100", "devices": 1, "host": "b"}}
@@ -109,6 +110,7 @@ def test_what_changed_since_the_last_start(tmp_path):
     changed = differences.since_last_start(tmp_path, c, found)
     assert differences.words(changed) == [
         "model.remat was none, is full",
+        "checkpoint.mirror was s3://b/x, is s3://b//x",
         "notify.urls was none, is ['https://hooks.example/***']",
         "hardware.device_kind was A100, is H100",
         "attention was xla, is cudnn",

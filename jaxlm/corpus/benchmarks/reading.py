@@ -62,7 +62,7 @@ def records(
         text = b"".join(parts).removeprefix(codecs.BOM_UTF8)
         whole = _whole(text) if path.removesuffix(".gz").endswith(".json") else None
     except (OSError, EOFError, ValueError, pyarrow.ArrowException) as e:
-        raise ConfigError(f"{path} can't be read: {e}") from e
+        raise ConfigError(f"{path} can't be read: {getattr(e, 'strerror', None) or e}") from e
     numbered = enumerate(whole if whole is not None else map(_parsed, text.split(b"\n")), 1)
     for number, record in itertools.filterfalse(lambda line: line[1] == "", numbered):
         if isinstance(record, dict):

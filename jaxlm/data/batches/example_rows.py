@@ -315,7 +315,7 @@ def make(
             why = f"there is one {what[:-1]}" if len(whole) == 1 else f"all {what} have the same prompt"
             say(f"none of the {what} is held out, since {why}: set examples.val_path to measure what is learnt")
         elif len(val) < _FEW:
-            more = "raise data.val_fraction, or set examples.val_path"
+            more = "a new run may have a larger data.val_fraction, or an examples.val_path"
             say(f"{len(val)} of {len(whole):,} {what} are held out, too few to judge by: {more}")
     for line in notes.lines():
         say(line)

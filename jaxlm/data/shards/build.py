@@ -407,8 +407,8 @@ def _tokenizer(settings: BuildSettings, n_bytes: int, sample: Callable[[], Itera
     if settings.vocab_size and coder.vocab_size != settings.vocab_size:
         advice = f"set --config.model.vocab_size={coder.vocab_size}, or 0 for the tokenizer's own"
         raise ConfigError(f"{settings.tokenizer_path} has {coder.vocab_size} ids, not {settings.vocab_size}: {advice}")
-    if settings.chat_tokens:
-        coder.id_of("<|im_start|>")
+    if settings.chat_tokens and coder.find("<|im_start|>") is None:
+        raise ConfigError(f"data.chat_tokens needs ChatML tokens, and {settings.tokenizer_path} has no <|im_start|>")
     return coder
 
 

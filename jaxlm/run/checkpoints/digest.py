@@ -2,7 +2,7 @@
 
 Orbax does not verify arrays: it restores one with a flipped bit and reports nothing. The digests are computed on the
 device before saving. So damage by a disk, a network filesystem or memory is detected when the array is read back: on
-the device by `differing`, on the host, piece by piece, by `of_array`.
+the device by `differing`, on the host by `of_array`.
 """
 
 from collections.abc import Iterator, Sequence

@@ -64,6 +64,7 @@ def read_back(folder: pathlib.Path, digests: dict[str, int], go_on: Callable[[],
                 return f"{name} can't be read"
             if digest.of_array(array, pool) != digests[name]:
                 return f"{name} is not what was saved"
+            del array, content  # the next turn waits for another array
     return ""
 
 

@@ -131,6 +131,7 @@ def test_the_judgement_has_an_interval():
     line = judged({"of": 5000, "drawn": 200, "false": 10})[0]
     assert "of 200 drawn 10 say" in line
     assert "(5%, 95% interval 3% to 9%)" in line
+    assert "(0%, 95% interval 0% to 4%)" in judged({"drawn": 100, "false": 0, "of": 500})[0]
     assert judged({"of": 0, "drawn": 0, "false": 0}) == []
 
 

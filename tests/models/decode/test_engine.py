@@ -321,7 +321,7 @@ def test_rows_draw_by_their_own_settings():
 
 
 def test_of_a_large_vocabulary_only_what_is_allowed_is_drawn():
-    count, allowed = 3000, {7: 0.2, 9_000: 0.5, 19_999: 0.3}
+    count, allowed = 1000, {7: 0.2, 9_000: 0.5, 19_999: 0.3}
     logits_V = np.full(20_001, -np.inf, np.float32)
     logits_V[list(allowed)] = np.log([*allowed.values()])
     fill = {"temperature_B": 1.0, "top_k_B": 0, "top_p_B": 1.0, "likeliest_B": -1, "min_p_B": 0.0, "adapter_B": 0}
@@ -331,7 +331,7 @@ def test_of_a_large_vocabulary_only_what_is_allowed_is_drawn():
         tiny.jit(sample_rows)(np.tile(logits_V, (count, 1)), rows, np.zeros(count, np.int32)), return_counts=True
     )
     assert [*ids] == [*allowed]
-    np.testing.assert_allclose(drawn / count, [*allowed.values()], atol=0.03)
+    np.testing.assert_allclose(drawn / count, [*allowed.values()], atol=0.06)
 
 
 def test_a_row_that_lives_alone_is_computed_alone():
