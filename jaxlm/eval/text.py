@@ -18,7 +18,7 @@ Documents = Sequence[tuple[str, str]]  # (id, text)
 
 
 def read(path: str, text_key: str) -> Documents:
-    """Returns the non-empty documents of a file, folder or glob (.txt, .md, .jsonl, .parquet). Raises ConfigError if none."""
+    """Returns the non-empty documents of a file, folder or glob (.txt, .jsonl, .parquet). Raises ConfigError if none."""
     documents = [(name, text) for name, text in iterate_documents(path, text_key=text_key) if text]
     if not documents:
         raise ConfigError(f"--text={path}: all its documents are empty")

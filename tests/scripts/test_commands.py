@@ -23,7 +23,7 @@ import tiny_world
 from documented import ROOT, Command
 
 from jaxlm.cli import cli
-from jaxlm.cli.verbs import TRAINING, module
+from jaxlm.cli.verbs import TRAINING, VERBS, module
 from jaxlm.config import ConfigError, config_files
 
 DAYS, PEOPLE = "days on a GPU", "serves until ctrl-C"
@@ -266,6 +266,8 @@ def parsed(command: Command, words: list[str], monkeypatch) -> int:
         monkeypatch.setattr(argparse.ArgumentParser, "parse_args", and_no_further)
         return script(words, monkeypatch)
     if words[0] == "jaxlm":
+        if words[1] not in VERBS:
+            raise KeyError(words[1])
         for name in {module(words[1], program) for program in TRAINING}:
             monkeypatch.setattr(f"jaxlm.commands.{name}.run", lambda config, args: 0)
         return cli.main(words[1:])

@@ -19,9 +19,9 @@ from jaxlm.train.profile import Event, Instruction
     [
         ("5", "first and the last step to trace as A:B"),
         ("a:b", "first and the last step to trace as A:B"),
-        ("9:3", "the last at least the first"),
-        ("0:3", "at least 1"),
-        ("5:11", "at most train.steps=10"),
+        ("9:3", "must be A:B with 1 <= A <= B"),
+        ("0:3", "must be A:B with 1 <= A <= B"),
+        ("5:11", "<= train.steps=10"),
     ],
 )
 def test_a_bad_window_is_refused(steps, message):
