@@ -88,7 +88,7 @@ eval.batch_size: per_device_eval_batch_size eval_batch_size
 eval.max_mb: eval_tokens eval_iters eval.max_iters validation.steps
 eval.at_start: initial_validation
 eval.tasks_every_steps: core_metric_every
-eval.max_items: core_metric_max_per_task max_samples eval_limit
+eval.max_items: core_metric_max_per_task eval_limit
 sample.every_steps: sample_every
 sample.max_new_tokens: eval.max_new_tokens
 log.every_steps: logging_steps log_interval log_freq logging_strategy
@@ -130,6 +130,8 @@ reward.function: reward_funcs reward_weights
   eval_sample_packing group_by_length
 - (Grain reads ahead by itself): dataloader_num_workers num_workers preprocessing_num_workers dataset_num_proc
   dataloader_pin_memory
+- (all devices that JAX sees; mesh.* says how they share the work): devices
+- (all examples of a file are read: give a shorter one): max_samples
 - (the tokenizer and the template bring their own): eos_token pad_token bos_token
 - (all parameters are trained, or those that adapter.kind adds): freeze_trainable_layers unfrozen_parameters
 - (only the assistant's tokens count in the loss): train_on_inputs assistant_only_loss completion_only_loss
