@@ -117,7 +117,7 @@ def test_a_damaged_config_json(place, killed):
     folder = place.copy("config", killed)
     path = folder / "config.json"
     path.write_bytes(path.read_bytes()[:-40])
-    assert "delete it" in place.run("config", code=2)
+    assert "delete or mend it" in place.run("config", code=2)
     path.unlink()
     assert "resuming at step 20" in place.run("config")
     place.assert_exact("config")

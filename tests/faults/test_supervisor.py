@@ -125,9 +125,9 @@ def test_a_hang(place, where):
     keys = UNDER | {"runs__hang_s": HANG_S}
     if where == "restore":
         place.stopped(where, 6)
-        run, waits = place.start(where, rules=("read hang checkpoints/4",), **keys), "the restored checkpoint"
+        run, waits = place.start(where, rules=("read hang checkpoints/4",), **keys), "the restore"
     else:
-        run, waits = place.start(where, inside={"held_out": "hangs"}, **keys), "an evaluation (held-out)"
+        run, waits = place.start(where, inside={"held_out": "hangs"}, **keys), "the evaluation (held-out)"
     run.wait_for_words("no sign of life for")
     run.set(hold=None, held_out=None)
     if where == "restore":
