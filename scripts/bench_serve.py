@@ -241,7 +241,7 @@ def over_http(urls: Sequence[str], clients: int, new: int, temperature: float, t
         print(f"{urls[0]} / {url}: {np.median(ratios):.2f} ({ratios.min():.2f} to {ratios.max():.2f})")
 
 
-def main() -> None:
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=1000, help="of the last measurement")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
@@ -249,7 +249,11 @@ def main() -> None:
     parser.add_argument("--urls", nargs="+", default=[], help="ask these servers over HTTP, in turn, and nothing else")
     parser.add_argument("--clients", type=int, default=8, help="of each URL at once")
     parser.add_argument("--temperature", type=float, default=0.0, help="of what the URLs are asked for")
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = _arguments()
     if args.urls:
         return over_http(args.urls, args.clients, 128, args.temperature, turns=5)
     turns, new, asked = 3, 128, (30, 60)

@@ -88,9 +88,8 @@ class StopSignal:
         meaning = self._signals.note(number)
         if meaning == supervised.FIRST:
             doing = self._doing()
-            activity = (
-                "step" if doing == clock.DATA else clock.NOUNS.get(doing, "step")
-            )  # which the device still computes
+            # While a batch is awaited the device still computes the step before.
+            activity = "step" if doing == clock.DATA else clock.NOUNS.get(doing, "step")
             console.say(f"jaxlm: stopping after this {activity}, once the state is saved; again to stop at once")
             self.ask(None)
         elif meaning == supervised.AGAIN:

@@ -7,7 +7,6 @@ sha256 of each, compared when the index is opened. It is written last: a folder 
 
 import bisect
 import contextlib
-import ctypes
 import itertools
 import json
 import os
@@ -156,7 +155,7 @@ def _write(part: pathlib.Path, blocks: Iterable[dict[str, str | int]], threads: 
         writer.commit()
     finally:
         del writer  # waits for its threads, which write into the folder
-        getattr(ctypes.CDLL(None), "malloc_trim", int)(0)  # glibc keeps what each thread freed: 120 MB in a gigabyte
+        files.trim_memory()  # glibc keeps what each thread freed: 120 MB in a gigabyte
 
 
 def _blocks(data: DataDir, tell: Tell) -> Iterator[dict[str, str | int]]:

@@ -39,6 +39,7 @@ _HEADERS = {"User-Agent": "jaxlm", "Content-Type": "application/json"}  # Discor
 
 _senders: list[threading.Thread] = []
 _told: set[str] = set()  # addresses whose failure was said
+_lock = threading.Lock()
 
 
 def check(notify: NotifyConfig) -> None:
@@ -129,8 +130,10 @@ def _beside(key: str, url: str, send: Callable[[str], str]) -> None:
             time.sleep(PAUSE_S * attempt)
             if not (problem := _attempt(send, url)):
                 return
-        if url not in _told:
+        with _lock:
+            first = url not in _told
             _told.add(url)
+        if first:
             reason = f"can't be reached: {problem}"
             say(f"config.{key} ({_shown(url)}) {reason}; the run goes on, and this is not said again")
 
