@@ -68,6 +68,12 @@ _SPELLED = re.compile(  # a letter, digit, "-" or "_" of a name as a character r
 _IMPLIED = frozenset([b"html", b"head", b"body", b"tbody"])  # elements that a page may leave out
 _LINKED = 0.6  # of a list's characters; a list with more in links is a menu
 _LONG_ITEM = 70  # characters of an item, on average: no menu has so many
+_BARS = re.compile(r"\||(?:^|(?<=\s))[<>«»\u2039\u203a\[\]]+(?=\s|$)")  # between the links of a line
+_ARROW = re.compile("[>»\u203a]")
+_LINES = (  # of a block that holds no other
+    ":is(div, td, p, center):has(a):not(:has(div, td, p, center, ul, ol, table, pre, br, h1, h2, h3, h4, h5, h6, input, img))"
+)
+_TITLES = ("h1", "h2", "h3", "h4", "h5", "h6", "summary", "caption")
 _BESIDE = "aside, nav, header, footer"
 _SIGNS = re.compile(r"[\W_]+")
 
@@ -151,6 +157,7 @@ def main_text(
     if markup:
         _mark_headings(tree, body)
     if root is None:
+        _drop_menus(body)
         folded.forget_names(body, words, comments)
         for element in _find(body, words, _INLINE):
             element.replace_with(tree.create_text_node(element.text))
@@ -280,6 +287,29 @@ def _in_place_of(tree: HTMLTree, element, tag: str):
         if element.getattr(name):
             new.setattr(name, element.getattr(name))
     return new
+
+
+def _drop_menus(body) -> None:
+    """Removes tables of short links, and lines of links with only signs between them: menus and breadcrumbs."""
+    for table in reversed(body.query_selector_all("table:has(a)").values()):  # inner ones first
+        text, links = len(" ".join(table.text.split())), table.query_selector_all("a")
+        short = len(links) > 1 and text < _LONG_ITEM * len(links)
+        if short and page.linked_chars(table) > _LINKED * text and not _is_introduced(table):
+            table.decompose()
+    for line in body.query_selector_all(_LINES).values():
+        text = line.text.replace(page.SAVE, "")
+        if not _BARS.search(text) or _is_introduced(line):
+            continue
+        parts = [part.strip() for part in _BARS.split(text) if part.strip()]
+        links = [link.text.replace(page.SAVE, "").strip() for link in line.query_selector_all("a").values()]
+        trail = parts[:-1] if _ARROW.search(text) else parts  # ends at the page itself, which is no link
+        if len(parts) > 1 and links in (parts, trail):
+            line.decompose()
+
+
+def _is_introduced(element) -> bool:
+    before = element.previous_element_sibling
+    return before is not None and (before.tag in _TITLES or _below_paragraph(element))
 
 
 def _protect_figures(tree: HTMLTree, body) -> None:

@@ -257,6 +257,34 @@ def test_furniture_goes_however_it_is_written(furniture):
     assert "gone" not in found
 
 
+@pytest.mark.parametrize(
+    "menu",
+    [
+        "<table><tr><td><a>gone</a></td></tr><tr><td><a>gone as well</a></td></tr></table>",
+        "<table><tr><td><a>gone</a> | <a>gone</a></td><td>by us</td></tr></table>",
+        "<div><span><a>gone</a></span> &gt; <span><a>gone</a></span> &gt; <span>gone, this page</span></div>",
+        "<center>[ <a>gone</a> | <a>gone</a> ]</center>", "<p><a>gone</a> \u00bb <a>gone</a></p>",
+    ],
+)  # fmt: skip
+def test_menus_without_a_name_go(menu):
+    found = text_of(f"<body><div id=content><h1>T</h1>{PROSE}<div>{menu}</div>{PROSE}</div></body>")
+    assert "gone" not in found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<h2>Pages of links</h2><table><tr><td><a>stays</a></td></tr><tr><td><a>stays as well</a></td></tr></table>",
+        "<p>These are worth a look:</p><table><tr><td><a>stays</a><td><a>stays</a></tr></table>",
+        "<table><tr><td><a>stays</a><td>which is a text of some more words</tr><tr><td><a>x</a><td>y</tr></table>",
+        "<p>See <a>this stays</a> | <a>and this</a></p>", "<p><a>Set</a>&lt;<a>stays</a>&gt;</p>",
+        "<p><a>Map</a>[<a>stays</a>]</p>", "<div><a>stays</a> &gt; menu &gt; File &gt; Open</div>",
+    ],
+)  # fmt: skip
+def test_links_that_are_text_stay(text):
+    assert "stays" in text_of(f"<body><div id=content><h1>T</h1>{PROSE}<div>{text}</div>{PROSE}</div></body>")
+
+
 def test_min_chars():
     page = "<body><p>Ten words.</p></body>"
     assert clean(page)[1] == Remove("no main text", "characters=10, min_chars=40")
