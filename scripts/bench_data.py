@@ -79,7 +79,7 @@ def command(folder: pathlib.Path, verb: str, args: argparse.Namespace, stages: t
             format=args.format,
             workers=args.workers,
             task_mb=task_mb,
-            vocab_size=0 if args.smallest else 16384,
+            vocab_size=0 if args.smallest or args.files else 16384,
         )
     )
     flags = [f"--config={config}", f"--config.data.dir={folder / 'data'}", *args.extra]
