@@ -36,7 +36,6 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=32, help="tokens of each prompt")
     parser.add_argument("--new", type=int, default=64, help="tokens of each answer")
     parser.add_argument("--rows", type=int, default=0, help="answers drawn at once; 0 for all")
-    parser.add_argument("--burst", type=int, default=8, help="steps between two looks")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--smallest", action="store_true", help="a tiny model, four answers: to see that it works")
@@ -54,7 +53,7 @@ def main() -> None:
     distinct = np.random.default_rng(1).integers(3, config.model.vocab_size, (args.prompts, args.prompt)).tolist()
     prompts = [prompt for prompt in distinct for _ in range(args.answers)]
     rows = args.rows or len(prompts)
-    engine = Engine(model, variables, rows=rows, burst=args.burst, prefix_bytes=0)
+    engine = Engine(model, variables, rows=rows, prefix_bytes=0)
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors, {jax.devices()[0].device_kind}, {rows} rows")
     speeds = measure(engine, prompts, config.sample, args.repeats)
     for name, values in speeds.items():

@@ -158,12 +158,11 @@ class Engine:
       chunk: tokens of a prompt that are read at once.
       shortest: the ring has at least so many places, rounded up.
       prefix_bytes: the size of the prefix cache, allocated at the start; at most that of the weights; 0 for none.
-      burst: see below.
       speculate: True to propose tokens to a row that lives alone (see `drafts`), on one CPU.
 
     Attributes:
       lengths: the lengths that the ring may have, ascending.
-      burst: how many steps are best run before the host reads their tokens.
+      burst: how many steps of a server are best run before the host reads their tokens.
       state: the ring and the rows.
     """
 
@@ -175,7 +174,6 @@ class Engine:
         chunk: int | None = None,
         shortest: int = 128,
         prefix_bytes: int = 2**28,
-        burst: int | None = None,
         speculate: bool = False,
     ):
         leaf = jax.tree.leaves(variables)[0]
@@ -184,7 +182,7 @@ class Engine:
         self.speculates = speculate and self._on_cpu
         self.model, self.rows = model, rows
         self.chunk = chunk or (32 if self._on_cpu else 256)
-        self.burst = burst or (1 if self._on_cpu else 8)
+        self.burst = 1 if self._on_cpu else 8
         self._shortest = -(-shortest // self.chunk) * self.chunk
         self.prefixes = Prefixes(0, self.chunk)
         self.load(variables)

@@ -24,6 +24,7 @@ from jaxlm.models.decode.sampling import NO_PENALTIES
 PATIENCE = 64  # steps for which a ring longer than needed is kept: the next request may need it
 TOGETHER = 2048  # about how many tokens of a batch's prompts are read at once
 ROWS = 64  # of a batch that are answered at once
+BURST = 8  # steps of a batch between two looks at its tokens: nobody waits for them, and a look costs the device time
 
 
 class Guide(typing.Protocol):
@@ -127,9 +128,9 @@ class Scheduler:
     """Answers requests with one engine, first come, first served. Not thread-safe.
 
     Args:
-      batch: True for requests that are known beforehand. Then several prompts are read together, equal neighbours once, and
-        all free rows are filled before the next step. Otherwise a turn reads one chunk of one prompt, so that the next token
-        of the other rows waits for no more than that.
+      batch: of requests that are known beforehand, how many steps are run before the host reads their tokens. Then several
+        prompts are read together, equal neighbours once, and all free rows are filled before the next step. 0 for others: a
+        turn reads one chunk of one prompt, so that the next token of the other rows waits for no more than that.
 
     Attributes:
       waiting: requests without a row. Append to it, then call `turn` while `busy`.
@@ -138,8 +139,8 @@ class Scheduler:
       seconds: for how long a request has its row, about.
     """
 
-    def __init__(self, engine: Engine, batch: bool = False):
-        self.engine, self._batch = engine, batch
+    def __init__(self, engine: Engine, batch: int = 0):
+        self.engine, self._batch, self._burst = engine, bool(batch), batch or engine.burst
         self.waiting, self.runs = collections.deque[Ticket](), list[_Run]()
         self.counts = dict.fromkeys(("prompts", "prompt_tokens", "tokens", "steps", "step_bytes"), 0)
         self.ended, self.seconds = collections.Counter[str](), 1.0
@@ -276,7 +277,7 @@ class Scheduler:
         # Mask and penalties hold for one token, and a prompt that is being read waits for no more than a step between chunks.
         reading = any(run.prefill for run in self.runs)
         penalised = any(run.ask.penalties != NO_PENALTIES for run in live)
-        steps = 1 if mask_BxW is not None or reading or penalised else self.engine.burst
+        steps = 1 if mask_BxW is not None or reading or penalised else self._burst
         self._fit(steps)
         live_B = np.zeros(self.engine.rows, bool)
         live_B[[run.row for run in live]] = True
@@ -400,7 +401,9 @@ def answers(engine: Engine, tickets: Sequence[Ticket], rows: int = 0, places: in
     check_prompts(engine.model, [ticket.ask.ids for ticket in tickets])
     places = max([places, *(len(ticket.ask.ids) + ticket.ask.max_new_tokens for ticket in tickets)])
     engine.reset(rows or min(ROWS, power_of_two(len(tickets))), places)
-    scheduler, news = Scheduler(engine, batch=True), collections.deque[tuple[int, Update]]()
+    longest = max([1, *(ticket.ask.max_new_tokens for ticket in tickets)])
+    burst = min(BURST, power_of_two(longest))
+    scheduler, news = Scheduler(engine, burst), collections.deque[tuple[int, Update]]()
     for number, ticket in enumerate(tickets):
         ticket.tell = lambda update, number=number: news.append((number, update))
     scheduler.waiting.extend(tickets)

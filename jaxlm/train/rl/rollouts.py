@@ -37,7 +37,6 @@ from jaxlm.train.rl.prompts import Item, Prompts
 FOLDER = "rollouts"
 _WORD = re.compile(r"\w+")
 _ALL = 2**31
-_BURST = 8  # tokens of an answer between two checks for its end
 _EVALUATION = 2**31  # evaluations use other seeds than all steps
 
 
@@ -126,7 +125,7 @@ class Rollouts:
         speaking = {name: part for name, part in variables.items() if name not in parts.objective.heads}
         rows = c.rollout.rows or c.rollout.prompts * c.rollout.answers
         if self._engine is None:
-            self._engine = engine.Engine(parts.model, speaking, rows, prefix_bytes=0, burst=_BURST)
+            self._engine = engine.Engine(parts.model, speaking, rows, prefix_bytes=0)
         else:
             self._engine.load(speaking)
         seeds = np.random.SeedSequence([c.seed, number]).generate_state(len(items)).tolist()

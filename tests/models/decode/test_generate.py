@@ -139,7 +139,7 @@ def test_new_lengths_seldom_compile():
     for length, new in ((3, 9), (16, 32), (7, 20), (11, 1)):
         generate(model, params, [[1] * length] * 3, max_new_tokens=new)
     generate(model, params, [[1]] * 4, max_new_tokens=5, stop_ids=(1, 2, 3), seed=5)
-    assert ring.step._cache_size() == before + 1
+    assert ring.step._cache_size() == before + 2  # bursts of 8 steps and of 1
 
 
 def test_sharded_parameters_generate_the_same():

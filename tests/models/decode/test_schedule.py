@@ -28,7 +28,7 @@ def built():
 
 
 def engine(rows: int = 9, **more) -> Engine:
-    return Engine(*built(), rows=rows, **({"chunk": 8, "shortest": 16, "burst": 4, "prefix_bytes": 0} | more))
+    return Engine(*built(), rows=rows, **({"chunk": 8, "shortest": 16, "prefix_bytes": 0} | more))
 
 
 def asks(prompts=ASKED, new: int = 14, seeds=SEEDS, **more) -> list[Ask]:
@@ -146,7 +146,7 @@ def test_other_weights_are_other_answers_and_compile_nothing():
     one.load(other)
     drawn = draw(one)
     assert [program._cache_size() for program in programs] == before
-    fresh = draw(Engine(model, other, rows=9, chunk=8, shortest=16, burst=4, prefix_bytes=0))
+    fresh = draw(Engine(model, other, rows=9, chunk=8, shortest=16, prefix_bytes=0))
     assert ids(drawn) == ids(fresh) != ids(expected())
     assert all((logp == same).all() for (_, logp), (_, same) in zip(drawn, fresh, strict=True))
     one.load(variables)
@@ -166,7 +166,7 @@ def test_a_mesh_changes_no_answer():
     placed = sharding.tree_shardings(models.abstract_params(model), models.logical_axes(model), mesh)
     split = {"params": jax.device_put(variables["params"], placed)}
     with jax.set_mesh(mesh):
-        one = Engine(model, split, rows=8, chunk=8, shortest=64, burst=4, prefix_bytes=0)
+        one = Engine(model, split, rows=8, chunk=8, shortest=64, prefix_bytes=0)
         one.load(split)
         assert ids(draw(one)) == ids(expected())
 
