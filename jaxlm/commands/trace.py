@@ -29,9 +29,9 @@ def run(config: Config, args: argparse.Namespace) -> int:
     asked = (args.step, args.text, args.string, args.string_file, args.regex)
     if sum(value is not None for value in asked) != 1:
         raise ConfigError("give one of --step=N, --string=TEXT, --string-file=FILE, --regex=PATTERN, --text=FILE")
-    if args.remove and asked[:2] != (None, None):
+    if args.remove is not None and asked[:2] != (None, None):
         raise ConfigError("--remove writes the documents that hold a string: give --string=TEXT")
-    if config.program != "pretrain" and (args.step is not None or args.remove):
+    if config.program != "pretrain" and (args.step is not None or args.remove is not None):
         raise ConfigError(
             f"{config.workdir} has examples, --step and --remove are about shards: trace the run it came from"
         )
@@ -62,7 +62,7 @@ def _step(config: Config, args: argparse.Namespace) -> int:
 def _string(config: Config, args: argparse.Namespace) -> int:
     """Prints the documents that hold a string, by source, and the steps at which the run saw them."""
     pattern, raw = _pattern(args)
-    path = files.expanded(args.remove) if args.remove else None
+    path = files.expanded(args.remove) if args.remove is not None else None
     if path:
         removal.check_new(path)
     if len(raw) < string_index.SHORTEST:
