@@ -73,22 +73,20 @@ def _string(config: Config, args: argparse.Namespace) -> int:
         with _searching(trained) as tell:
             matches = list(search.matches(texts, trained.decode, pattern, tell))
         if args.json:
-            more = ({"steps": trained.steps(match), "run": trained.run} for match in matches)
-            print_table([dataclasses.asdict(match) | seen for match, seen in zip(matches, more, strict=True)], True)
-        else:
+            facts = ({"steps": trained.steps(match), "run": trained.run} for match in matches)
+            print_table([dataclasses.asdict(match) | more for match, more in zip(matches, facts, strict=True)], True)
+        elif matches:
             _show(trained, matches)
-            if not matches:
-                what, place = (
-                    ("document", trained.data.path) if trained.data else ("example", pathlib.Path(trained.run))
-                )
-                without.setdefault(place.resolve(), f"no {what} of {place} holds it")
+        else:
+            place = trained.data.path if trained.data else pathlib.Path(trained.run)
+            without.setdefault(place.resolve(), f"no {'document' if trained.data else 'example'} of {place} holds it")
     for line in without.values():
         say(line)
-    if path and not matches:
-        say(f"{path} is not written: it would be empty")
     if path and matches:
         removal.write(path, matches, args.regex or raw.decode("utf-8", "replace")[:200])
         say(f"wrote {path}: {several(len(matches), 'document')}")
+    elif path:
+        say(f"{path} is not written: it would be empty")
     if matches and not args.json and config.program == "pretrain":
         data, file = trained.data, path or pathlib.Path("list.jsonl")
         again = "" if path else f"the same command with --remove={file}, then "
