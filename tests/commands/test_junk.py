@@ -1,5 +1,6 @@
 """`jaxlm junk`: which texts it looks at, what it keeps, says and refuses."""
 
+import errno
 import json
 
 import pytest
@@ -109,6 +110,16 @@ def test_ctrl_c_keeps_what_was_drawn(capsys, run, monkeypatch):
     sizes[:] = [0]
     assert said(capsys, run, tokens)[0] == 0
     assert sizes == [0, 2]
+
+
+def test_a_run_on_a_disk_that_is_only_read_is_said(capsys, run, monkeypatch):
+    def lock(stack, folder):
+        raise OSError(errno.EROFS, "Read-only file system", str(folder))
+
+    monkeypatch.setattr(program, "_lock", lock)
+    code, out, err = said(capsys, run)
+    assert (code, out) == (1, "")
+    assert f"Read-only file system: '{run}/junk'; that disk can't be written here: use a copy of the folder" in err
 
 
 def test_no_run_is_refused(capsys, tmp_path):

@@ -75,6 +75,11 @@ def test_a_string_is_found_and_its_documents_taken_out(capsys, data, tmp_path):
     assert said(capsys, "tokenize", data.path, f"--without={tmp_path}/list.jsonl", f"--out={tmp_path}/new")[0] == 0
     code, out, err = said(capsys, "trace", tmp_path / "new", "--string=sea was", "--json")
     assert {json.loads(line)["split"] for line in out.splitlines()} <= {"val"}
+    held_out = [json.dumps(row) for row in rows if row["split"] == "val"]
+    (tmp_path / "val.jsonl").write_text("\n".join(held_out))
+    words = "tokenize", data.path, f"--without={tmp_path}/val.jsonl", f"--out={tmp_path}/less", "--held-out"
+    before = data.entry("a", "val")["documents"]
+    assert f"a: {before - len(held_out)} of {before} held-out documents stay" in said(capsys, *words)[2]
     (tmp_path / "run.json").write_text(json.dumps({"starts": [{"manifest_sha256": data.sha256}]}))
     other = [word.replace(str(data.path), f"{tmp_path}/new") for word in argv(data, tmp_path)]
     assert "new is not the data that" in said(capsys, *other, "--string=sea")[2]
