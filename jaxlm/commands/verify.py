@@ -140,7 +140,7 @@ def _trained(folder: pathlib.Path, book: dict, begin: int, until: int, config: C
         raise KeyboardInterrupt
     done = max(metrics.read(place / "metrics.jsonl"), default=0)
     ended = ((ledger.read(place)["starts"] or [{}])[-1].get("ended") or {}).get("why")
-    return "" if done >= until and code != 1 else ended or train_in_child.last_words(place)
+    return "" if done >= until and code != 1 else (ended or train_in_child.last_words(place)).removeprefix("jaxlm: ")
 
 
 def _compared(folder: pathlib.Path, book: dict, place: pathlib.Path, begin: int, until: int) -> Iterator[tuple]:

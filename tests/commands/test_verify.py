@@ -189,7 +189,7 @@ def test_a_last_state_that_could_not_be_saved_is_no_replay(run, tmp_path, monkey
     monkeypatch.setattr(verify.train_in_child, "supervised", supervised)
     c = config.resolve(config_files.of_run(run, [f"workdir={place}"]))
     why = verify._trained(run, ledger.read(run), 4, 6, c)
-    assert why == "jaxlm: step 6 is not saved: No space left on device"
+    assert why == "step 6 is not saved: No space left on device"
 
 
 def test_what_later_starts_changed_is_taken_back(run):
