@@ -27,6 +27,7 @@ from jaxlm.host import console, files, interrupts
 
 _MADE = ("manifest.json", "prepared.json")  # in a data directory
 _MEND = {
+    errno.EROFS: "; that disk can't be written here: use a copy of the folder on another one",
     errno.ENOSPC: "; free some room and run the same command again",
     errno.EFBIG: "; `ulimit -f` limits the size of files in this shell: raise it and run the same command again",
 }
@@ -342,7 +343,7 @@ def _settled(name: str, word: str | None, overrides: list[str], say: Callable[[s
 
 def _not_taken(name: str, word: str, named: config_files.Found) -> str:
     """Returns a line that says why a verb does not take a plain argument, and what to do instead."""
-    theirs = " or of a Hugging Face model" * bool(VERBS[name].models)
+    theirs = " or of a Hugging Face model" * bool(VERBS[name].models) + " or of data" * VERBS[name].takes_data
     path, takes = shlex.quote(word), f"jaxlm {name} takes a config or the folder of a run{theirs}"
     if named.kind == "model":
         way = f": jaxlm import {path} --out=RUN makes a run of it"
@@ -350,6 +351,8 @@ def _not_taken(name: str, word: str, named: config_files.Found) -> str:
         return f"{path} is a model in Hugging Face's format; {takes}{way}"
     if any((named.path / made).is_file() for made in _MADE):
         return f"{path} holds data that jaxlm made; {takes}, and --config.data.dir={path}"
+    if line := importlib.import_module("jaxlm.data.shards.manifest").unfinished(named.path):
+        return line
     texts = (
         f" (texts: --config.data.path={path}, others: first jaxlm prepare {path})" if "data" in VERBS[name].keys else ""
     )
@@ -471,7 +474,7 @@ def _verb_help(name: str) -> str:
             "RUN": f"the folder of a run: its own config; {also}",
         }
         if verb.takes_data:
-            arguments["DATA"] = "a data directory; also --config.data.dir=DATA"
+            arguments["DATA"] = "a data directory, for base --config.data.dir=DATA"
     if verb.rest:
         target, arguments[verb.rest] = f"{target} [{verb.rest} ...]", verb.rest_help
     arguments["--config.KEY=VALUE"] = "set a key of the config"

@@ -1,6 +1,7 @@
 """`jaxlm junk RUN`: strings that a run's model writes unasked, with the small source and the documents that taught it these."""
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -20,6 +21,7 @@ from jaxlm.host.console import costs, print_table
 from jaxlm.interop import peft
 
 _AT_ONCE, _NEW = 64, 64  # texts that are drawn at once, and the tokens of each, at most
+_WAIT_S = 3600.0  # for another process that draws texts of this run
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -31,11 +33,13 @@ def run(config: Config, args: argparse.Namespace) -> int:
     run = model.restore(config, args.checkpoint, peft.READERS)
     say(run.name)
     place = pathlib.Path(config.workdir, "junk", f"{run.step}.jsonl")
-    place.parent.mkdir(exist_ok=True)
-    texts = from_first(lambda: junk.kept(place.parents[1], place))
-    for batch in _drawn(run, config, taught, config.seed + len(texts), max(0, -(-args.tokens // _NEW) - len(texts))):
-        texts.extend(batch)
-        from_first(lambda: files.write_atomically(place, "".join(json.dumps(t) + "\n" for t in texts).encode()))
+    with contextlib.ExitStack() as stack:
+        from_first(lambda: _lock(stack, place.parent))
+        texts = from_first(lambda: junk.kept(place.parents[1], place))
+        left = max(0, -(-args.tokens // _NEW) - len(texts))
+        for batch in _drawn(run, config, taught, config.seed + len(texts), left):
+            texts.extend(batch)
+            from_first(lambda: files.write_atomically(place, "".join(json.dumps(t) + "\n" for t in texts).encode()))
     if jax.process_index() == 0:
         rows = junk.ranked(junk.texts_with(texts), taught)
         print_table(rows, args.json)
@@ -49,6 +53,11 @@ def run(config: Config, args: argparse.Namespace) -> int:
             words = "jaxlm", "trace", read, f"--string={rows[0]['string']}", "--remove=list.jsonl"
             say(f"next: {shlex.join(words)}")
     return 0
+
+
+def _lock(stack: contextlib.ExitStack, folder: pathlib.Path) -> None:
+    folder.mkdir(exist_ok=True)
+    stack.enter_context(files.lock(folder, "draws texts in", "run", wait_s=_WAIT_S))
 
 
 def _taught(config: Config) -> junk.Taught | None:
@@ -74,7 +83,7 @@ def _drawn(run: model.Restored, config: Config, taught: junk.Taught | None, seed
         for start in range(0, count, _AT_ONCE):
             began, part = time.monotonic(), prompts[start : start + _AT_ONCE]
             new = samples.continue_prompts(run.model, run.variables, run.tokenizer, part, settings, seed + start)
-            if start == _AT_ONCE:  # the first ones compiled
+            if start == _AT_ONCE < count - _AT_ONCE:  # the first ones compiled
                 left = (time.monotonic() - began) * (count / _AT_ONCE - 2)
                 say(f"{count:,} texts to draw: about {costs(left, config.hardware.usd_per_hour)}")
             tell(start + len(part))

@@ -32,8 +32,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
     The plan is for the program that a GPU runs, even if this machine has no GPU. The row of this machine is measured.
     """
     jax.config.update("jax_platforms", "cpu")  # leaves a GPU of this machine to others
-    if args.without:
-        found = without.find(args)
+    if args.without is not None:
+        found = without.find(args, args.overrides)
         print(json.dumps(found, indent=1) if args.json else "\n".join(without.lines(found)))
         return 0
     if args.budget:

@@ -67,9 +67,11 @@ def _without(config: Config, args: argparse.Namespace) -> int:
     with console.working(f"writing {out}", search.tokens_to_search(data), "tokens") as tell:
         removal.without(data, files.expanded(args.without), out, args.held_out, tell, say)
     made = shards.open_data(out)
-    for source in made.sources:
-        before, after = (each.entry(source, "train")["documents"] for each in (data, made))
-        say(f"{source}: {after:,} of {before:,} documents to train on stay")
+    for source, split in search.streams(made):
+        before, after = (each.entry(source, split)["documents"] for each in (data, made))
+        if split == "train" or after < before:
+            what = "documents to train on" if split == "train" else "held-out documents"
+            say(f"{source}: {after:,} of {before:,} {what} stay")
     say(f"next: jaxlm train CONFIG {shlex.quote(f'--config.data.dir={out}')}")
     return 0
 

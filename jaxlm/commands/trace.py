@@ -29,9 +29,9 @@ def run(config: Config, args: argparse.Namespace) -> int:
     asked = (args.step, args.text, args.string, args.string_file, args.regex)
     if sum(value is not None for value in asked) != 1:
         raise ConfigError("give one of --step=N, --string=TEXT, --string-file=FILE, --regex=PATTERN, --text=FILE")
-    if args.remove and asked[:2] != (None, None):
+    if args.remove is not None and asked[:2] != (None, None):
         raise ConfigError("--remove writes the documents that hold a string: give --string=TEXT")
-    if config.program != "pretrain" and (args.step is not None or args.remove):
+    if config.program != "pretrain" and (args.step is not None or args.remove is not None):
         raise ConfigError(
             f"{config.workdir} has examples, --step and --remove are about shards: trace the run it came from"
         )
@@ -62,7 +62,7 @@ def _step(config: Config, args: argparse.Namespace) -> int:
 def _string(config: Config, args: argparse.Namespace) -> int:
     """Prints the documents that hold a string, by source, and the steps at which the run saw them."""
     pattern, raw = _pattern(args)
-    path = files.expanded(args.remove) if args.remove else None
+    path = files.expanded(args.remove) if args.remove is not None else None
     if path:
         removal.check_new(path)
     if len(raw) < string_index.SHORTEST:
@@ -73,22 +73,20 @@ def _string(config: Config, args: argparse.Namespace) -> int:
         with _searching(trained) as tell:
             matches = list(search.matches(texts, trained.decode, pattern, tell))
         if args.json:
-            more = ({"steps": trained.steps(match), "run": trained.run} for match in matches)
-            print_table([dataclasses.asdict(match) | seen for match, seen in zip(matches, more, strict=True)], True)
-        else:
+            facts = ({"steps": trained.steps(match), "run": trained.run} for match in matches)
+            print_table([dataclasses.asdict(match) | more for match, more in zip(matches, facts, strict=True)], True)
+        elif matches:
             _show(trained, matches)
-            if not matches:
-                what, place = (
-                    ("document", trained.data.path) if trained.data else ("example", pathlib.Path(trained.run))
-                )
-                without.setdefault(place.resolve(), f"no {what} of {place} holds it")
+        else:
+            place = trained.data.path if trained.data else pathlib.Path(trained.run)
+            without.setdefault(place.resolve(), f"no {'document' if trained.data else 'example'} of {place} holds it")
     for line in without.values():
         say(line)
-    if path and not matches:
-        say(f"{path} is not written: it would be empty")
     if path and matches:
         removal.write(path, matches, args.regex or raw.decode("utf-8", "replace")[:200])
         say(f"wrote {path}: {several(len(matches), 'document')}")
+    elif path:
+        say(f"{path} is not written: it would be empty")
     if matches and not args.json and config.program == "pretrain":
         data, file = trained.data, path or pathlib.Path("list.jsonl")
         again = "" if path else f"the same command with --remove={file}, then "

@@ -28,6 +28,7 @@ _CLOSE = 0.01  # of the way that the steps moved the weights, on another machine
 _KEYS = ("log.every_steps=1", "log.wandb=", "profile.steps=", "checkpoint.mirror=", "checkpoint.every_minutes=0")
 _KEYS += ("notify.heartbeat_url=", "runs.notices=()", "distributed.auto=False", "distributed.coordinator=")
 _KEYS += ("distributed.num_processes=0", "stability.spike_z=0")  # which batches a spike cost is in run.json
+_KEYS += ("checkpoint.max_unprotected_minutes=0.001",)  # a full disk ends it
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -36,7 +37,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if trained := config_files.averaged(folder):
         raise ConfigError(f"{folder} is an average, and has no steps to replay: jaxlm verify {trained}")
     if not config.workdir or not (folder / "metrics.jsonl").is_file():
-        raise ConfigError(f"no run that was trained in {folder}: jaxlm verify RUN, with the folder of a run")
+        raise ConfigError(f"no run that was trained in {folder}: it has no metrics.jsonl")
     if args.steps is not None and (args.steps < 1 or args.until_digest):
         raise ConfigError("give --steps=N with N above 0, or --until-digest")
     supervisor.wanted("on")  # or says that this needs Linux
@@ -51,7 +52,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     for line in wrong or [sound if links else "no receipt: nothing is saved yet, or an older version trained this"]:
         print(line)
     if data:
-        print("no replay: its data is gone or changed")
+        print("no replay: its data is gone or changed; if it was moved, --config.data.dir=DIR says where to")
         return 3
     begins, lost = _begins(
         config, book, {n for n, fault in faults.items() if not fault and (n in {0, *links} or not links)}
@@ -70,8 +71,10 @@ def run(config: Config, args: argparse.Namespace) -> int:
     print(_price(config, begin, until) + f"; at step {until} the config was changed" * (until < whole))
     keys += [*_KEYS, f"data.dir={config.data.dir}", f"stop.steps={until}"]
     recorded = [step for step in links if begin < step <= until]
-    every = math.gcd(*recorded)  # no more saves than twice what is recorded: else the last state alone is compared
-    keys += [f"checkpoint.every_steps={every if every * 2 * len(recorded) >= until - begin else 0}"]
+    # No more saves than twice what is recorded. A stop saves at any step, which may not be compared; the last state is.
+    sizes = [n for n in {math.gcd(a, b) for a in recorded for b in recorded} if n * 2 * len(recorded) >= until - begin]
+    every = max(sizes, key=lambda n: (sum(step % n == 0 for step in recorded), n), default=0)
+    keys += [f"checkpoint.every_steps={every}"]
     with tempfile.TemporaryDirectory(prefix="jaxlm-verify-") as place:
         again = config_lib.resolve(config_files.of_run(folder, [*keys, *args.overrides, f"workdir={place}"]))
         if why := _trained(folder, book, begin, until, again):
@@ -132,26 +135,31 @@ def _trained(folder: pathlib.Path, book: dict, begin: int, until: int, config: C
     if (folder / saved).is_dir():  # 0 too: an imported or grown model. Links to its files: what is written stays here
         shutil.copytree(folder.resolve() / saved, place / saved, copy_function=os.symlink)
     with console.working("replaying", end=False, quiet=True):
-        if train_in_child.supervised(config).run() == 4:
-            raise KeyboardInterrupt
+        code = train_in_child.supervised(config).run()
+    if code == 4:
+        raise KeyboardInterrupt
     done = max(metrics.read(place / "metrics.jsonl"), default=0)
     ended = ((ledger.read(place)["starts"] or [{}])[-1].get("ended") or {}).get("why")
-    return "" if done >= until else ended or train_in_child.last_words(place)
+    return "" if done >= until and code != 1 else (ended or train_in_child.last_words(place)).removeprefix("jaxlm: ")
 
 
 def _compared(folder: pathlib.Path, book: dict, place: pathlib.Path, begin: int, until: int) -> Iterator[tuple]:
     """Yields (True if it repeats, False if not, None if it proves neither; a line) for code, machine, metrics and states."""
-    differing, here = differences.compare(folder, place), ledger.read(place)
+    here, inputs = ledger.read(place), differences.of_runs((folder, place))
     was, now = ((books["starts"] or [{}])[-1] for books in (book, here))
-    rows = [row for row in differing["inputs"] if row["what"] in ("code", "packages", "hardware", "choices")]
+    rows = [row for row in inputs if was and row["what"] in ("code", "packages", "hardware", "choices")]
     for row in rows:
-        yield None, f"{row['what']} {row['name']}: {row['a']} then, {row['b']} now"
+        yield None, "{what} {name}: {0} then, {1} now".format(*row["values"], **row)
     if (now["git"] or {}).get("dirty"):
         yield None, "code: now with changes that are in no commit"
     hardware = now["hardware"]
     alike = hardware["platform"] != "cpu" or hardware["host"] == (was.get("hardware") or {}).get("host")
     differs = False if alike and all(row["what"] == "code" for row in rows) else None
-    yield differs if differing["parted"] else True, f"metrics: {differing['verdict']}"
+    try:
+        differing = differences.compare(folder, place)
+        yield differs if differing["parted"] else True, f"metrics: {differing['verdict']}"
+    except ConfigError:
+        yield None, "metrics: none of these steps was logged"
     links, replayed = receipt.valid(book), receipt.valid(here)
     for step in (step for step in links if begin < step <= until):
         new, old, begun = (at / f"checkpoints/{n}" for at, n in ((place, step), (folder, step), (folder, begin)))

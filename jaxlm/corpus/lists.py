@@ -12,10 +12,10 @@ Key = tuple[str, str, str, str]
 def read(path: pathlib.Path, option: str) -> set[Key]:
     """Returns the documents of a list that `option` names.
 
-    Raises ConfigError if the list can't be read or is empty, or a line lacks a field.
+    Raises ConfigError if the list can't be read or is empty, or a line is no object with these fields.
     """
     try:
-        lines = path.read_text().split("\n")
+        lines = path.read_text("utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{option}={path} can't be read: {getattr(error, 'strerror', None) or error}") from None
     keys = set()
@@ -25,9 +25,9 @@ def read(path: pathlib.Path, option: str) -> set[Key]:
         try:
             row = files.json_of(line.encode())
             keys.add(tuple(str(row[name]) for name in FIELDS))
-        except (ValueError, KeyError) as error:
-            why = f"{error} ({', '.join(FIELDS)} are needed)"
-            raise ConfigError(f"{path}, line {number}: {why}: make the list by jaxlm trace --remove=FILE") from None
+        except (ValueError, KeyError):
+            why = f"is no JSON object with {', '.join(FIELDS)}: make the list by jaxlm trace --remove=FILE"
+            raise ConfigError(f"{path}, line {number}, {why}") from None
     if not keys:
         raise ConfigError(f"{path} names no document")
     return keys

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import typing
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from jaxlm.host import screen, transcript
@@ -262,6 +263,7 @@ def drop_leftovers() -> None:
 
     A ctrl-C inside a callback of the garbage collector (JAX has one) would be printed and lost, so SIGINT is sent again.
     """
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
     hook = sys.unraisablehook
 
     def unraisable(what: "sys.UnraisableHookArgs") -> None:

@@ -6,6 +6,7 @@ manifest, of what identifies the held-out text, of the link before, and of the l
 of the checkpoint it began with. A rollback removes no link: `valid` leaves out the steps that it undid.
 """
 
+import contextlib
 import datetime
 import hashlib
 import json
@@ -163,10 +164,12 @@ def _undone(book: dict, links: list[Link], log: bytes) -> Iterator[str]:
         if not later and seal(book["passed_over"]) != last["passed_over"]:
             yield "passed_over in run.json was changed"
         first = min(last["step"], start.get("step", 0)) if later else last["step"]
-        lines = (line for line in log[last["metrics"][0] :].splitlines() if line.startswith(b"{"))
-        steps = (files.json_of(line).get("step") for line in lines)
-        if again := [step for step in steps if isinstance(step, int) and step < first]:
-            yield f"metrics.jsonl has lines on step {again[0]} behind those on step {last['step']}"
+        for line in log[last["metrics"][0] :].splitlines():
+            with contextlib.suppress(ValueError):  # a kill may have cut the last line short
+                step = files.json_of(line).get("step")
+                if isinstance(step, int) and step < first:
+                    yield f"metrics.jsonl has lines on step {step} behind those on step {last['step']}"
+                    break
 
 
 def of_checkpoint(place: pathlib.Path, old: Link | None) -> str:

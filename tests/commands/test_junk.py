@@ -1,5 +1,6 @@
 """`jaxlm junk`: which texts it looks at, what it keeps, says and refuses."""
 
+import errno
 import json
 
 import pytest
@@ -8,6 +9,7 @@ import tiny_junk
 
 from jaxlm.cli import cli
 from jaxlm.commands import junk as program
+from jaxlm.host import files
 
 pytest.importorskip("tokenizers")
 
@@ -65,6 +67,29 @@ def test_what_is_missing_is_drawn_once_and_without_data_texts_alone_rank(capsys,
     assert (run / "junk/0.jsonl").read_text() == texts
 
 
+def test_a_second_process_waits_and_draws_the_rest_alone(capsys, run, monkeypatch):
+    kept = len((run / "junk/0.jsonl").read_text().splitlines())
+    sizes, held = [], files.lock(run / "junk", "draws texts in", "run")
+
+    def drawn(model, variables, tokenizer, prompts, settings, seed):
+        sizes.append(len(prompts))
+        return [f"more {seed} {number}" for number in range(len(prompts))]
+
+    def slept(seconds):  # while it waits, the first process draws a text and ends
+        if not held.closed:
+            with open(run / "junk/0.jsonl", "a") as file:
+                file.write(json.dumps({"prompt": "of the first", "text": "process"}) + "\n")
+            held.close()
+
+    monkeypatch.setattr(program.samples, "continue_prompts", drawn)
+    monkeypatch.setattr(files.time, "sleep", slept)
+    code, _, err = said(capsys, run, f"--tokens={(kept + 100) * 64}")
+    assert (code, sizes) == (0, [64, 35])
+    assert f"another process draws texts in {run}/junk: waiting" in err
+    assert "texts to draw" not in err  # nothing is left after the second batch
+    assert len((run / "junk/0.jsonl").read_text().splitlines()) == kept + 100
+
+
 def test_ctrl_c_keeps_what_was_drawn(capsys, run, monkeypatch):
     """Of three batches the third is interrupted; the price is told after the second. A later call draws the rest alone."""
     sizes, kept = [], len((run / "junk/0.jsonl").read_text().splitlines())
@@ -85,6 +110,16 @@ def test_ctrl_c_keeps_what_was_drawn(capsys, run, monkeypatch):
     sizes[:] = [0]
     assert said(capsys, run, tokens)[0] == 0
     assert sizes == [0, 2]
+
+
+def test_a_run_on_a_disk_that_is_only_read_is_said(capsys, run, monkeypatch):
+    def lock(stack, folder):
+        raise OSError(errno.EROFS, "Read-only file system", str(folder))
+
+    monkeypatch.setattr(program, "_lock", lock)
+    code, out, err = said(capsys, run)
+    assert (code, out) == (1, "")
+    assert f"Read-only file system: '{run}/junk'; that disk can't be written here: use a copy of the folder" in err
 
 
 def test_no_run_is_refused(capsys, tmp_path):

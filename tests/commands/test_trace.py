@@ -10,6 +10,7 @@ import tiny_data
 
 from jaxlm import config
 from jaxlm.cli import cli
+from jaxlm.commands import trace as trace_program
 from jaxlm.config import config_files
 from jaxlm.data.tokenizer import coder
 
@@ -74,9 +75,35 @@ def test_a_string_is_found_and_its_documents_taken_out(capsys, data, tmp_path):
     assert said(capsys, "tokenize", data.path, f"--without={tmp_path}/list.jsonl", f"--out={tmp_path}/new")[0] == 0
     code, out, err = said(capsys, "trace", tmp_path / "new", "--string=sea was", "--json")
     assert {json.loads(line)["split"] for line in out.splitlines()} <= {"val"}
+    held_out = [json.dumps(row) for row in rows if row["split"] == "val"]
+    (tmp_path / "val.jsonl").write_text("\n".join(held_out))
+    words = "tokenize", data.path, f"--without={tmp_path}/val.jsonl", f"--out={tmp_path}/less", "--held-out"
+    before = data.entry("a", "val")["documents"]
+    assert f"a: {before - len(held_out)} of {before} held-out documents stay" in said(capsys, *words)[2]
     (tmp_path / "run.json").write_text(json.dumps({"starts": [{"manifest_sha256": data.sha256}]}))
     other = [word.replace(str(data.path), f"{tmp_path}/new") for word in argv(data, tmp_path)]
     assert "new is not the data that" in said(capsys, *other, "--string=sea")[2]
+
+
+def test_a_list_that_can_not_be_written_is_said_before_the_search(capsys, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(trace_program.search, "matches", lambda *args: pytest.fail("searched"))
+    monkeypatch.chdir(tmp_path)
+    assert said(capsys, "trace", data.path, "--string=sea", "--remove=") == (
+        2,
+        "",
+        "jaxlm: . exists: name another file for the list\n",
+    )
+    assert said(capsys, "trace", data.path, "--text=a.txt", "--remove=")[0] == 2
+    monkeypatch.setattr(trace_program.removal.os, "access", lambda path, mode: False)  # root may write anywhere
+    line = f"jaxlm: {tmp_path}/l.jsonl can't be written: name a file in another folder\n"
+    assert said(capsys, "trace", data.path, "--string=sea", f"--remove={tmp_path}/l.jsonl") == (2, "", line)
+
+
+def test_a_folder_that_is_no_data_yet(capsys, tmp_path):
+    assert "takes a config or the folder of a run or of data" in said(capsys, "trace", tmp_path, "--string=sea")[2]
+    (tmp_path / trace_program.removal.LIST).touch()
+    line = f"jaxlm: {tmp_path} is unfinished: run the same jaxlm tokenize --without again, or delete it\n"
+    assert said(capsys, "trace", tmp_path, "--string=sea") == (2, "", line)
 
 
 def test_data_of_a_run_and_its_origin_are_named_once(capsys, data, tmp_path):

@@ -1,5 +1,6 @@
 """`jaxlm verify` names what was changed, and begins no replay that can not be true. Replays: tests/faults/test_receipt.py."""
 
+import json
 import shutil
 import tempfile
 import types
@@ -40,15 +41,12 @@ def test_changed_data_is_named_and_not_trained_on(capsys, run, tmp_path):
     assert (code, err) == (3, "")
     assert out[0] == receipt.PROVES
     assert out[1].startswith(f"{shard} is damaged")
-    assert out[2:] == ["no replay: its data is gone or changed"]
+    no_replay = "no replay: its data is gone or changed; if it was moved, --config.data.dir=DIR says where to"
+    assert out[2:] == [no_replay]
     shutil.rmtree(copy / "data")
     (copy / "run.json").write_bytes((copy / "run.json").read_bytes().replace(b'"before": ""', b'"before": "x"'))
     code, out, err = said(capsys, copy)
-    assert (code, out[1], out[3]) == (
-        3,
-        "link 1 of 3 in run.json was changed",
-        "no replay: its data is gone or changed",
-    )
+    assert (code, out[1], out[3]) == (3, "link 1 of 3 in run.json was changed", no_replay)
     assert "no manifest.json" in out[2]
     assert (copy / "config.json").read_bytes() == before
 
@@ -67,7 +65,7 @@ def test_what_can_not_be_verified_is_one_line(capsys, run, tmp_path):
     assert not list(copy.glob("run.json.*"))
     (copy / "metrics.jsonl").unlink()
     code, _, err = said(capsys, copy)
-    assert (code, err) == (2, f"jaxlm: no run that was trained in {copy}: jaxlm verify RUN, with the folder of a run\n")
+    assert (code, err) == (2, f"jaxlm: no run that was trained in {copy}: it has no metrics.jsonl\n")
 
 
 def test_a_run_named_by_its_key_is_only_read(capsys, run, tmp_path, monkeypatch):
@@ -136,6 +134,62 @@ def test_the_last_line_says_whether_something_was_changed(capsys, run, tmp_path,
     (copy / "reference.npz").write_bytes(b"another")
     code, out, _ = said(capsys, copy, "--until-digest")
     assert (code, out[1], out[-1]) == (3, "reference.npz was changed", f"something was changed (above); {verdict}")
+
+
+def test_a_last_line_that_a_kill_cut_short_is_no_change(capsys, run, tmp_path, monkeypatch):
+    copy = shutil.copytree(run, tmp_path / "run")
+    monkeypatch.setattr(verify, "_trained", lambda *args: "not tried")
+    log = (copy / "metrics.jsonl").read_bytes()
+    for line, words in (
+        (b'{"step": 7, "train/lo', "unchanged: 3 links"),
+        (b'{"step": 3}\n', "has lines on step 3 behind"),
+    ):
+        (copy / "metrics.jsonl").write_bytes(log + line)
+        assert words in said(capsys, copy)[1][1]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "every"),
+    [((20, 40, 60), 20), ((20, 40, 47, 60), 20), ((50,), 50), ((30, 47), 47), ((), 0), ((7, 60), 60)],
+)
+def test_a_replay_saves_where_most_states_are_recorded(capsys, run, tmp_path, monkeypatch, recorded, every):
+    copy, keys = shutil.copytree(run, tmp_path / "run"), []
+    links = {step: {"step": step, "state": ""} for step in recorded}
+    logged = "".join(json.dumps({"step": step, "train/loss": 1.0}) + "\n" for step in range(1, 61))
+    (copy / "metrics.jsonl").write_text(logged)
+    shutil.rmtree(copy / "checkpoints")
+    monkeypatch.setattr(verify.receipt, "valid", lambda book: links)
+    monkeypatch.setattr(verify.receipt, "changed", lambda *args: [])
+    monkeypatch.setattr(verify.receipt, "of_data", lambda *args: "")
+    monkeypatch.setattr(verify, "_trained", lambda *args: keys.append(args[-1].checkpoint.every_steps) or "not tried")
+    assert said(capsys, copy, "--steps=60")[0] == 1
+    assert keys == [every]
+
+
+def test_without_logged_steps_the_states_alone_are_compared(run, tmp_path):
+    copy, place = (shutil.copytree(run, tmp_path / name) for name in ("run", "place"))
+    ledger.put(place, "starts", [start | {"hardware": {"platform": "tpu"}} for start in ledger.read(run)["starts"]])
+    (copy / "metrics.jsonl").write_text("")
+    results = [*verify._compared(copy, ledger.read(copy), place, 4, 6)]
+    assert (None, "metrics: none of these steps was logged") in results
+    assert (True, "step 6: all arrays are equal to the bit") in results
+    (copy / "run.json").unlink()  # there is nothing to hold packages and hardware against
+    assert [words for _, words in verify._compared(copy, ledger.read(copy), place, 4, 6) if "None then" in words] == []
+
+
+def test_a_last_state_that_could_not_be_saved_is_no_replay(run, tmp_path, monkeypatch):
+    place = tmp_path / "place"
+    place.mkdir()
+
+    def supervised(config):
+        shutil.copy(run / "metrics.jsonl", place)
+        (place / "output.txt").write_text("jaxlm: step 6 is not saved: No space left on device\n")
+        return types.SimpleNamespace(run=lambda: 1)
+
+    monkeypatch.setattr(verify.train_in_child, "supervised", supervised)
+    c = config.resolve(config_files.of_run(run, [f"workdir={place}"]))
+    why = verify._trained(run, ledger.read(run), 4, 6, c)
+    assert why == "step 6 is not saved: No space left on device"
 
 
 def test_what_later_starts_changed_is_taken_back(run):

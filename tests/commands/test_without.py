@@ -89,6 +89,23 @@ def test_a_branch_is_the_run_up_to_the_first_batch_with_the_document(capsys, mad
     assert ("does without the documents of" if begins_too == begins else "holds another run") in err
 
 
+def test_a_run_whose_data_was_moved(capsys, made):
+    run, data = made
+    path, first = make_list(capsys, made, 5)
+    data.path.rename(data.path.with_name("elsewhere"))
+    words = run, f"--without={path}"
+    try:
+        assert "no manifest.json in" in said(capsys, "plan", *words)[2]
+        moved = *words, f"--config.data.dir={data.path.with_name('elsewhere')}"
+        code, out, _ = said(capsys, "plan", *moved)
+        assert (code, f"first seen at step {first}" in out) == (0, True)
+        more = f"--config.workdir={run.with_name('moved')}", "--config.train.steps=10"
+        assert said(capsys, "train", *moved, *more)[0] == 0
+        assert [*losses(run.with_name("moved"))][-1] == 10
+    finally:
+        data.path.with_name("elsewhere").rename(data.path)
+
+
 def test_a_branch_skips_the_batches_that_the_run_skipped(capsys, made):
     run, _ = made
     path, _ = make_list(capsys, made, 5)
@@ -120,6 +137,7 @@ def test_from_new_weights_where_no_checkpoint_is_before(capsys, made):
         (["train", "quickstart", "--without=x"], "--without=x needs the folder of a run"),
         (["plan", "quickstart", "--without=x"], "--without=x needs the folder of a run"),
         (["train", "RUN", "--without=nofile"], "--without=nofile can't be read: No such file"),
+        (["plan", "RUN", "--without="], "--without=. can't be read: Is a directory"),
         (["train", "RUN", "--without=nofile", "--branch=decay", "--steps=2"], "leave --branch and --steps out"),
         (["train", "RUN", "--without=LIST", "--config.workdir=RUN"], "is the run that is branched from"),
     ],

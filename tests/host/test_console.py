@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import types
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -174,3 +175,17 @@ def test_items_are_counted():
     told = []
     assert list(console.told("abc", told.append)) == ["a", "b", "c"]
     assert told == [1, 2, 3]
+
+
+def test_an_abandoned_coroutine_is_not_told(monkeypatch):
+    """Orbax leaves one behind when the disk is full."""
+
+    async def abandoned() -> None:
+        pass
+
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        console.drop_leftovers()
+        abandoned()
+    assert told == []

@@ -23,7 +23,7 @@ from jaxlm.run.checkpoints import keep
 
 def config(args: argparse.Namespace, overrides: Sequence[str]) -> config_dict.ConfigDict:
     """Returns the config of the branch. Raises ConfigError as `find` does, or if its folder is RUN's or another run's."""
-    start, path = find(args), files.expanded(args.without)
+    start, path = find(args, overrides), files.expanded(args.without)
     run = pathlib.Path(start["run"])
     for line in lines(start):
         say(line)
@@ -35,16 +35,19 @@ def config(args: argparse.Namespace, overrides: Sequence[str]) -> config_dict.Co
     return config
 
 
-def find(args: argparse.Namespace) -> dict:
+def find(args: argparse.Namespace, overrides: Sequence[str]) -> dict:
     """Returns where the branch of the run `args.config` without the list `args.without` begins, and what it costs.
 
     first: the first step that saw one of the `documents`; begins: the step of the checkpoint, 0 for new weights; hours, usd:
-    of the `steps` to repeat, by the run's own speed and price. Raises ConfigError if there is no such run, its data has no
-    such documents, it never reads them, or it began after it had seen them.
+    of the `steps` to repeat, by the run's own speed and price. Of the overrides only `data.dir` counts.
+
+    Raises ConfigError if there is no such run, its data has no such documents, it never reads them, or it began after it had
+    seen them.
     """
     run = config_files.run_named(args.config, f"--without={args.without}", "jaxlm train (or plan) RUN --without=FILE")
     path = files.expanded(args.without)
-    config, book = resolve(config_files.from_run(run / "config.json")), ledger.read(run)
+    moved = [override for override in overrides if override.startswith("data.dir=")]
+    config, book = resolve(config_files.of_run(run, moved)), ledger.read(run)
     if config.program != "pretrain":
         raise ConfigError(f"{run} was trained on examples, not on documents: branch from the run that it came from")
     order = open_order(config, book["passed_over"])

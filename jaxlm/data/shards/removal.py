@@ -7,6 +7,7 @@ has all other documents in their order, the same tokenizer, the list as without.
 import collections
 import hashlib
 import json
+import os
 import pathlib
 from collections.abc import Iterable
 
@@ -20,11 +21,13 @@ from jaxlm.host.console import Say, Tell, several
 
 
 def check_new(path: pathlib.Path) -> None:
-    """Raises ConfigError if a list can't be written to `path`: the file exists, or its folder does not."""
+    """Raises ConfigError if a list can't be written to `path`, such as because the file exists, or its folder does not."""
     if path.exists():
         raise ConfigError(f"{path} exists: name another file for the list")
     if not path.parent.is_dir():
         raise ConfigError(f"{path.parent} is no folder: name a file in a folder that exists")
+    if not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"{path} can't be written: name a file in another folder")
 
 
 def write(path: pathlib.Path, matches: Iterable[search.Match], why: str) -> None:
@@ -38,7 +41,7 @@ def without(data: shards.DataDir, path: pathlib.Path, out: pathlib.Path, held_ou
     """Makes the data directory `out`: `data` without the documents of the list `path`. Held-out ones stay, unless `held_out`.
 
     Raises ConfigError if a document is not in the data, no document would go, none of a source would be left (nothing is
-    written in these cases), or `out` holds data.
+    written in these cases), or `out` holds data or anything else but what an interrupted call left.
     """
     _check_out(out)
     gone = places(data, lists.read(path, "--without"))
@@ -80,6 +83,9 @@ def without(data: shards.DataDir, path: pathlib.Path, out: pathlib.Path, held_ou
 def _check_out(out: pathlib.Path) -> None:
     if (out / shards.MANIFEST).exists():
         raise ConfigError(f"{out} holds data: name another folder by --out; no version is overwritten")
+    names = {path.name for path in out.glob("[!.]*")}
+    if names and (LIST not in names or "config.json" in names):  # a run may have a list too
+        raise ConfigError(f"{out} holds other files, such as {min(names)}: name a new folder by --out")
 
 
 def places(data: shards.DataDir, keys: set[lists.Key]) -> dict[tuple[str, str], list[tuple[int, int]]]:

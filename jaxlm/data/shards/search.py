@@ -178,11 +178,7 @@ def _hashes(windows_Nx32: np.ndarray) -> np.ndarray:
 
 def _equal(a_C: np.ndarray, b_C: np.ndarray) -> int:
     """Returns how many bytes are equal at the beginning."""
-    size = min(len(a_C), len(b_C))
-    first, last = 0, _PROBE
-    while first < size:
-        differs = a_C[first : min(last, size)] != b_C[first : min(last, size)]
-        if differs.any():
-            return first + int(differs.argmax())
-        first, last = last, 2 * last
-    return size
+    size, last = min(len(a_C), len(b_C)), _PROBE
+    while not (differs := a_C[: min(last, size)] != b_C[: min(last, size)]).any() and last < size:
+        last *= 2
+    return int(differs.argmax()) if differs.any() else size

@@ -112,8 +112,7 @@ def _sound(folder: pathlib.Path) -> bool:
     stored = files.json_there(folder / _DIGESTS)
     with contextlib.suppress(OSError, *files.MANGLED), ThreadPoolExecutor(files.threads()) as pool:
         digests = pool.map(file_sha256, (folder / name for name in stored["files"]))
-        same = stored["files"] == dict(zip(stored["files"], digests, strict=True))
-        return same and stored["by"] == _made_by()
+        return stored == {"by": _made_by(), "files": dict(zip(stored["files"], digests, strict=True))}
     return False
 
 

@@ -5,6 +5,7 @@ import itertools
 import json
 import random
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -135,7 +136,7 @@ def test_a_list_of_other_data_removes_nothing(data, tmp_path):
         removal.without(data, path, tmp_path / "new", False, lambda done: None, lambda line: None)
     assert not (tmp_path / "new").exists()
     path.write_text(json.dumps({"source": "a"}) + "\n")
-    with pytest.raises(ConfigError, match=r"line 1: 'split' \(source, split"):
+    with pytest.raises(ConfigError, match="line 1, is no JSON object with source, split"):
         lists.read(path, "--without")
 
 
@@ -199,6 +200,45 @@ def test_an_unfinished_folder_is_never_filled_from_the_sources(data, tmp_path):
         ConfigError, match=r"delete .*new and make it again: jaxlm tokenize its parent's folder --without"
     ):
         shards.open_data(tmp_path / "new")
+
+
+def test_a_list_edited_by_hand(data, tmp_path):
+    found = find(data, b"red green")
+    removal.write(tmp_path / "plain", found, "red green")
+    raw, path = (tmp_path / "plain").read_bytes(), tmp_path / "list.jsonl"
+    lines = raw.splitlines()
+    other_keys = b"".join(line[:-1] + b', "mine": [1]}\n' for line in lines)
+    for edited in (b"\xef\xbb\xbf" + raw, raw.replace(b"\n", b"\r\n"), raw + b"\n \n" + raw, raw[:-1], other_keys):
+        path.write_bytes(edited)
+        assert lists.read(path, "--without") == lists.read(tmp_path / "plain", "--without")
+    for edited in (b"", b"\n\n", b"\xef\xbb\xbf"):
+        path.write_bytes(edited)
+        with pytest.raises(ConfigError, match=r"list.jsonl names no document"):
+            lists.read(path, "--without")
+    no_hash = lines[1].replace(b'"sha256"', b'"sha"')
+    for edited in (b"# mine", b"[" + lines[1] + b"]", lines[1][:-9], no_hash):
+        path.write_bytes(lines[0] + b"\n" + edited)
+        with pytest.raises(ConfigError, match=r"line 2, is no JSON object with source, split, doc_id, sha256: make"):
+            lists.read(path, "--without")
+
+
+def test_a_folder_with_other_files_is_refused(data, tmp_path):
+    removal.write(tmp_path / "list.jsonl", find(data, b"red green"), "red green")
+    arguments = data, tmp_path / "list.jsonl", tmp_path / "out", False, lambda done: None, lambda line: None
+    for names in (["config.json", removal.LIST], ["notes.txt"], ["train"]):
+        for name in names:
+            (tmp_path / "out").mkdir(exist_ok=True)
+            (tmp_path / "out" / name).touch()
+        with pytest.raises(ConfigError, match=f"out holds other files, such as {names[0]}: name a new folder by --out"):
+            removal.without(*arguments)
+        assert {path.name for path in (tmp_path / "out").iterdir()} == {*names}
+        shutil.rmtree(tmp_path / "out")
+    (tmp_path / "out/train/a").mkdir(parents=True)  # as a kill leaves it
+    (tmp_path / "out/train/a/00000.array_record.tmp").touch()
+    (tmp_path / "out" / removal.LIST).touch()
+    removal.without(*arguments)
+    assert shards.open_data(tmp_path / "out").sources == data.sources
+    assert not list((tmp_path / "out").rglob("*.tmp"))
 
 
 def test_data_that_another_process_finished_meanwhile_stays(data, tmp_path, monkeypatch):
