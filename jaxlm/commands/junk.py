@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import jax
 
-from jaxlm.config import Config, ConfigError
+from jaxlm.config import Config, ConfigError, resolve
 from jaxlm.data.batches.open import open_mixture, open_order
 from jaxlm.data.shards.manifest import MANIFEST
 from jaxlm.devices.processes import from_first, say, working
@@ -19,6 +19,7 @@ from jaxlm.eval import junk, model, samples
 from jaxlm.host import files
 from jaxlm.host.console import costs, print_table
 from jaxlm.interop import peft
+from jaxlm.run import lineage
 
 _AT_ONCE, _NEW = 64, 64  # texts that are drawn at once, and the tokens of each, at most
 _WAIT_S = 3600.0  # for another process that draws texts of this run
@@ -49,7 +50,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         elif not rows:
             say("no string stands out in a source of under a tenth of the text")
         else:
-            read = config.workdir if config.program == "pretrain" else config.data.dir
+            read = config.workdir if config.program == "pretrain" else str(taught[0].path)
             words = "jaxlm", "trace", read, f"--string={rows[0]['string']}", "--remove=list.jsonl"
             say(f"next: {shlex.join(words)}")
     return 0
@@ -61,12 +62,18 @@ def _lock(stack: contextlib.ExitStack, folder: pathlib.Path) -> None:
 
 
 def _taught(config: Config) -> junk.Taught | None:
-    """Returns the shards in `data.dir`, and the weight of each source; None without shards.
+    """Returns the shards in `data.dir`, and the weight of each source; without shards those of its origin, or None.
 
-    The weights are the tokens that the run draws, by both of its mixtures; of a post-trained run's base, its own mixture.
+    The weights are the tokens that the run draws, by both of its mixtures; of shards that a post-trained run names, their own.
     """
-    if not (pathlib.Path(config.data.dir) / MANIFEST).is_file():
-        return None
+    runs = [lineage.config_of(origin.folder) for origin in lineage.origins(pathlib.Path(config.workdir))[::-1]]
+    for own in [config, *(resolve(base) for base in runs if base)]:
+        if (pathlib.Path(own.data.dir) / MANIFEST).is_file():
+            return _weighed(own)
+    return None
+
+
+def _weighed(config: Config) -> junk.Taught:
     if config.program != "pretrain":
         return open_mixture(dataclasses.replace(config.data, sources={}), config.prepare, 0)
     order = open_order(config)

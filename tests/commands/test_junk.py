@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shutil
 
 import pytest
 import tiny_hf
@@ -49,6 +50,12 @@ def test_a_string_of_the_samples_is_traced_and_nothing_is_drawn(capsys, run, tmp
     code, again, err = said(capsys, *given, "--config.program=sft", "--config.data.path=chats.jsonl")
     assert (code, again.splitlines()[1]) == (0, first)
     assert f"next: jaxlm trace {data.path} --string=PersonX" in err
+    after, config = shutil.copytree(run, tmp_path / "sft"), json.loads((run / "config.json").read_text())
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base/config.json").write_text(json.dumps(config | {"data": config["data"] | {"dir": str(data.path)}}))
+    (after / "config.json").write_text(json.dumps(config | {"origin": str(tmp_path / "base")}))
+    code, of_base, err = said(capsys, after, given[2], "--config.program=sft", "--config.data.path=chats.jsonl")
+    assert (code, of_base.splitlines()[1]) == (0, first)
     (run / "metrics.jsonl").write_text('{"step": 1, "train/loss": 3.0, "wall_s": 1.0}\n')
     assert cli.main(["report", str(run)]) == 0
     page = (run / "report.html").read_text()
