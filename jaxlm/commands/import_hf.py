@@ -92,25 +92,29 @@ def becoming(out: pathlib.Path, needed: int, name: str, replaces: bool = False) 
 
     `name`: the folder in the refusal. `replaces`: `out` may be there, and goes.
     """
-    part = out.with_name(f".{out.name}.importing")
+    part, held = out.with_name(f".{out.name}.importing"), contextlib.ExitStack()
 
     def begin() -> None:
-        shutil.rmtree(part, ignore_errors=True)  # of an import that was killed
-        part.mkdir(parents=True)
-        files.check_room(part, needed, name)
+        part.mkdir(parents=True, exist_ok=True)
+        held.enter_context(files.lock(part, "is writing", "folder"))
+        for old in part.glob("[!.]*"):  # of an import that was killed
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
 
     def end() -> None:
         if replaces:
             shutil.rmtree(out, ignore_errors=True)
+        (part / ".lock").unlink()
         os.rename(part, out)
 
-    try:
+    with held:
         together(begin, first_only=True)
-        yield part
-        together(end, first_only=True)
-    finally:
-        if jax.process_index() == 0:
-            shutil.rmtree(part, ignore_errors=True)
+        try:
+            together(lambda: files.check_room(part, needed, name), first_only=True)
+            yield part
+            together(end, first_only=True)
+        finally:
+            if jax.process_index() == 0:
+                shutil.rmtree(part, ignore_errors=True)
 
 
 def write(config: Config, tokenizer: coder.Coder | None, out: pathlib.Path, why: str) -> None:

@@ -19,6 +19,7 @@ from jaxlm import models
 from jaxlm.cli import cli
 from jaxlm.config import RunError
 from jaxlm.devices import sharding
+from jaxlm.host import files
 from jaxlm.interop import peft
 from jaxlm.run import metrics
 from jaxlm.run.checkpoints import keep, verify
@@ -124,7 +125,12 @@ def test_an_import_is_whole_or_not_there(folders, tmp_path, capsys, monkeypatch)
     assert [path.name for path in tmp_path.iterdir()] == ["ill"]
     (tmp_path / ".run.importing" / "checkpoints" / "0").mkdir(parents=True)
     out.mkdir()
+    with files.lock(tmp_path / ".run.importing", "is writing", "folder"):  # another import of the same run
+        assert cli.main(["import", str(model), f"--out={out}"]) == 2
+    assert "another process is writing" in capsys.readouterr().err
+    assert (tmp_path / ".run.importing" / "checkpoints" / "0").is_dir()
     assert cli.main(["import", str(model), f"--out={out}"]) == 0
+    assert not (out / ".lock").exists()
     assert keep.imported(out / "checkpoints")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ill", "run"]
     (tmp_path / "mine").mkdir()
