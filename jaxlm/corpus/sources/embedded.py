@@ -8,6 +8,7 @@ import gc
 import hashlib
 import importlib.util
 import inspect
+import os
 import pathlib
 import re
 import sysconfig
@@ -120,16 +121,14 @@ def _package_files(package: str) -> list[tuple[str, pathlib.Path]]:
 
 def _files(package: str, root: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
     """Returns (dotted module name, path) of the Python files under `root`."""
-    modules, folders = [], [root]
-    while folders:
-        for path in folders.pop().iterdir():
-            if path.is_dir():
-                if path.name not in SKIPPED_FOLDERS and not path.name.startswith("config-"):
-                    folders.append(path)
-            elif path.suffix == ".py" and not path.stem.endswith("_test") and not path.stem.startswith("test_"):
-                parts = path.relative_to(root).with_suffix("").parts
-                parts = parts[:-1] if parts[-1] == "__init__" and (package or len(parts) > 1) else parts
-                modules.append((".".join(([package] if package else []) + list(parts)), path))
+    modules = []
+    for folder, folders, names in os.walk(root, followlinks=True):
+        folders[:] = [name for name in folders if name not in SKIPPED_FOLDERS and not name.startswith("config-")]
+        for name in names:
+            if name.endswith(".py") and not name.endswith("_test.py") and not name.startswith("test_"):
+                path = pathlib.Path(folder, name)
+                parts = [*filter(None, [package]), *path.relative_to(root).with_suffix("").parts]
+                modules.append((".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts), path))
     return modules
 
 

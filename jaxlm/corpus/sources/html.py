@@ -64,18 +64,15 @@ def decode(raw: bytes, http_charset: str, doc_id: str, stats: SourceStats) -> st
     if could_be_utf8:
         try:
             text = raw.decode()
-        except UnicodeDecodeError:
-            pass
-        else:
             if name not in (None, "utf-8") and not text.isascii():
                 stats.repair(base.WRONG_CHARSET, doc_id)
             return text
-    if could_be_utf8 and name in (None, "utf-8"):
-        text = raw.decode("utf-8", "replace")
-        if not base.mostly_damaged(text):
-            stats.repair(base.NOT_UTF8, doc_id)
-            return text
-        name = None
+        except UnicodeDecodeError:
+            if name in (None, "utf-8"):
+                name, text = None, raw.decode("utf-8", "replace")
+                if not base.mostly_damaged(text):
+                    stats.repair(base.NOT_UTF8, doc_id)
+                    return text
     charset = name or encoding.detect_encoding(raw)
     text = encoding.bytes_to_str(raw, charset, errors="replace", fallback_encodings=())
     if "\ufffd" in text:

@@ -111,13 +111,12 @@ def _members(raw: Iterator[bytes], name: str, new: Callable[[], Decompressor], b
 
 def _outputs(member: Decompressor, data: bytes) -> Iterator[bytes]:
     """Yields what a member decompresses `data` to, in chunks of bounded size."""
-    out = member.decompress(data, _OUTPUT_BYTES)
     while True:
-        if out:
+        if out := member.decompress(data, _OUTPUT_BYTES):
             yield out
         if member.eof or member.needs_input:
             return
-        out = member.decompress(b"", _OUTPUT_BYTES)
+        data = b""
 
 
 def _next_member(data: bytes, raw: Iterator[bytes], beginning: re.Pattern[bytes]) -> bytes:
@@ -131,15 +130,14 @@ def _next_member(data: bytes, raw: Iterator[bytes], beginning: re.Pattern[bytes]
 
 def read_whole(part: Part) -> bytes | Damage:
     """Returns all bytes of a small file."""
-    out, size = [], 0
+    whole = bytearray()
     for chunk in chunks(part):
         if isinstance(chunk, Damage):
             return chunk
-        size += len(chunk)
-        if size > base.MAX_RECORD_BYTES:
+        whole += chunk
+        if len(whole) > base.MAX_RECORD_BYTES:
             return Damage(TOO_LARGE)
-        out.append(chunk)
-    return b"".join(out)
+    return bytes(whole)
 
 
 def lines(part: Part) -> Iterator[tuple[int, bytes | Damage]]:
@@ -190,6 +188,15 @@ class Cursor:
 
     def unread(self, damage: Damage) -> None:
         self._unread = damage
+
+    def seek(self, mark: bytes) -> bool | Damage:
+        """Moves the window to where `mark` comes next and returns True; without one, returns what `fill` returned last."""
+        while (at := self.window.find(mark)) < 0:
+            self.drop(len(self.window) - len(mark) + 1)
+            if (more := self.fill()) is not True:
+                return more
+        self.drop(at)
+        return True
 
     def drop(self, count: int) -> None:
         """Moves the beginning of the window forward by `count` bytes, if `count` is positive."""

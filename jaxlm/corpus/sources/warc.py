@@ -142,14 +142,8 @@ def _measure(cursor: streams.Cursor) -> tuple[int, bool | streams.Damage]:
 
 def _to_next(cursor: streams.Cursor) -> None:
     """Moves to where the next record seems to begin: after a blank line or after damage."""
-    mark = _BLANK_LINE + b"WARC/"
     cursor.drop(1)
-    while (at := cursor.window.find(mark)) < 0:
-        before, more = len(cursor.window), cursor.fill()
-        if more is not True:
-            cursor.drop(len(cursor.window))
-            if more:
-                cursor.unread(more)
-            return
-        cursor.drop(before - len(mark))
-    cursor.drop(at + 4)
+    more = cursor.seek(_BLANK_LINE + b"WARC/")
+    cursor.drop(len(_BLANK_LINE) if more is True else len(cursor.window))
+    if isinstance(more, streams.Damage):
+        cursor.unread(more)
