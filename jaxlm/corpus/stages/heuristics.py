@@ -8,12 +8,13 @@ import collections
 import functools
 import pathlib
 import re
+from collections.abc import Iterator
 
 import numpy as np
 
 from jaxlm.corpus import words
 from jaxlm.corpus.dedup.signatures import ngram_hashes
-from jaxlm.corpus.stage import Document, Edits, Remove, Settings, Stage
+from jaxlm.corpus.stage import Document, Edits, Remove, Settings, Stage, first_broken
 
 
 class _Prose(Stage):
@@ -32,8 +33,10 @@ class GopherQuality(_Prose):
         self._stop_words = frozenset(settings.stop_words)
 
     def _apply(self, document: Document, edits: Edits) -> Remove | None:
-        s, text = self.settings, document.text
-        counts = collections.Counter(words.split(text))
+        return first_broken(self._rules(document.text))
+
+    def _rules(self, text: str) -> Iterator[tuple[bool, str, str]]:
+        s, counts = self.settings, collections.Counter(words.split(text))
         n_words = counts.total()
         n_plain = n_plain_chars = n_alphabetic = 0
         for word, count in counts.items():
@@ -42,20 +45,12 @@ class GopherQuality(_Prose):
                 n_plain_chars += count * len(word)
                 if word.isalpha() or any(map(str.isalpha, word)):
                     n_alphabetic += count
-        if n_plain < s.min_words:
-            return Remove("gopher_short_doc", f"words={n_plain}, min_words={s.min_words}")
-        if s.max_words and n_plain > s.max_words:
-            return Remove("gopher_long_doc", f"words={n_plain}, max_words={s.max_words}")
-        mean = n_plain_chars / max(n_plain, 1)
-        if mean < s.min_mean_word_length:
-            return Remove("gopher_below_avg_threshold", f"letters a word={mean:.2f}, min={s.min_mean_word_length}")
-        if s.max_mean_word_length and mean > s.max_mean_word_length:
-            return Remove("gopher_above_avg_threshold", f"letters a word={mean:.2f}, max={s.max_mean_word_length}")
-        return self._marks(text, n_words) or self._kinds_of_words(counts, n_words, n_alphabetic)
-
-    def _marks(self, text: str, n_words: int) -> Remove | None:
-        s, lines = self.settings, text.splitlines()
-        ellipses = text.count("...") + text.count("…")
+        yield n_plain < s.min_words, "gopher_short_doc", f"words={n_plain}, min_words={s.min_words}"
+        yield 0 < s.max_words < n_plain, "gopher_long_doc", f"words={n_plain}, max_words={s.max_words}"
+        mean, least, most = n_plain_chars / max(n_plain, 1), s.min_mean_word_length, s.max_mean_word_length
+        yield mean < least, "gopher_below_avg_threshold", f"letters a word={mean:.2f}, min={least}"
+        yield 0 < most < mean, "gopher_above_avg_threshold", f"letters a word={mean:.2f}, max={most}"
+        lines, ellipses = text.splitlines(), text.count("...") + text.count("…")
         bullets = sum(line.lstrip().startswith(("•", "-")) for line in lines)
         open_ends = sum(line.rstrip().endswith(("...", "…")) for line in lines) if ellipses else 0
         for reason, count, of, limit in (
@@ -64,17 +59,12 @@ class GopherQuality(_Prose):
             ("gopher_too_many_bullets", bullets, len(lines), s.max_bullet_lines),
             ("gopher_too_many_end_ellipsis", open_ends, len(lines), s.max_ellipsis_lines),
         ):
-            if limit and count / max(of, 1) > limit:
-                return Remove(reason, f"{count} of {of}, max={limit}")
-        return None
-
-    def _kinds_of_words(self, counts: collections.Counter[str], n_words: int, n_alphabetic: int) -> Remove | None:
-        s = self.settings
-        if n_alphabetic / max(n_words, 1) < s.min_alphabetic_words:
-            return Remove("gopher_below_alpha_threshold", f"{n_alphabetic} of {n_words}, min={s.min_alphabetic_words}")
-        if (n_stop := sum(map(counts.__contains__, self._stop_words))) < s.min_stop_words:
-            return Remove("gopher_enough_stop_words", f"stop words={n_stop}, min_stop_words={s.min_stop_words}")
-        return None
+            yield 0 < limit < count / max(of, 1), reason, f"{count} of {of}, max={limit}"
+        least, n_stop = s.min_alphabetic_words, sum(map(counts.__contains__, self._stop_words))
+        few = n_alphabetic / max(n_words, 1) < least
+        yield few, "gopher_below_alpha_threshold", f"{n_alphabetic} of {n_words}, min={least}"
+        facts = f"stop words={n_stop}, min_stop_words={s.min_stop_words}"
+        yield n_stop < s.min_stop_words, "gopher_enough_stop_words", facts
 
 
 class GopherRepetition(_Prose):
@@ -85,33 +75,30 @@ class GopherRepetition(_Prose):
 
         super().__init__(settings, folder)
         self._find_duplicates = find_duplicates
-        self._top = [(n, getattr(settings, f"top_{n}_gram")) for n in (2, 3, 4)]
+        self._top = [(n, limit) for n in (2, 3, 4) if (limit := getattr(settings, f"top_{n}_gram"))]
         self._dup = [(n, limit) for n in range(5, 11) if (limit := getattr(settings, f"dup_{n}_gram"))]
         self._least = min((limit for _, limit in self._dup), default=0.0)
 
     def _apply(self, document: Document, edits: Edits) -> Remove | None:
-        s, text = self.settings, document.text
-        if not text:
-            return Remove("empty")
+        shares = self._shares(document.text)
+        return first_broken((share > limit, reason, f"{share:.3f}, max={limit}") for reason, share, limit in shares)
+
+    def _shares(self, text: str) -> Iterator[tuple[str, float, float]]:
+        """Yields (rule, the share of the text that repeats, the most that may), without rules that are off."""
         for kind, parts in (("para", re.split(r"\n{2,}", text.strip())), ("line", re.split(r"\n+", text))):
             repeated, chars = self._find_duplicates(parts)
-            for reason, share in (
-                (f"dup_{kind}_frac", repeated / len(parts)),
-                (f"dup_{kind}_char_frac", chars / len(text)),
-            ):
-                if (limit := getattr(s, reason)) and share > limit:
-                    return Remove(reason, f"{share:.3f}, max={limit}")
+            for unit, share in (("", repeated / len(parts)), ("_char", chars / len(text))):
+                if limit := getattr(self.settings, f"dup_{kind}{unit}_frac"):
+                    yield f"dup_{kind}{unit}_frac", share, limit
         grams = _Grams(words.split(text))
         for n, limit in self._top:
-            if limit and (share := grams.top_chars(n) / len(text)) > limit:
-                return Remove(f"top_{n}_gram", f"{share:.3f}, max={limit}")
+            yield f"top_{n}_gram", grams.top_chars(n) / len(text), limit
         for n, limit in self._dup:
             covered = grams.covered_chars(n) / len(text)
-            if covered > limit and (share := grams.repeated_chars(n) / len(text)) > limit:
-                return Remove(f"duplicated_{n}_n_grams", f"{share:.3f}, max={limit}")
+            if covered > limit:
+                yield f"duplicated_{n}_n_grams", grams.repeated_chars(n) / len(text), limit
             if covered <= self._least:
-                return None  # longer n-grams cover no more than the shorter ones inside them
-        return None
+                return  # longer n-grams cover no more than the shorter ones inside them
 
 
 class _Grams:
