@@ -74,7 +74,7 @@ def deduplicate(folder, tasks, near_settings=NEAR, priorities=None):
             near.find_pairs(connection, folder, band, near_settings["threshold"])
         near.resolve(connection, folder)
         for part in range(PARTS):
-            lines.find(connection, folder, LINES["min_documents"], LINES["min_share"], part, PARTS)
+            lines.find(connection, folder, LINES, part, PARTS)
     names = {task << 32 | row: doc[0] for task, documents in enumerate(tasks) for row, doc in enumerate(documents)}
     gone = {}
     for stage in ("exact", "near"):
