@@ -88,12 +88,9 @@ class Unicode(Stage):
 
     def _unusual(self, text: str, rare: str, code: bool, edits: Edits) -> str:
         """Removes control and invisible characters, and applies normal form C."""
-        if "\x08" in rare:
-            text = _replace(_OVERSTRIKES, "", text, "overstrikes", edits)
-        if "\x1b" in rare:
-            text = _replace(_ESCAPES, "", text, "escapes", edits)
         if _CONTROLS.search(rare):
-            text = _replace(_CONTROLS, "", text, "controls", edits)
+            for name, pattern in (("overstrikes", _OVERSTRIKES), ("escapes", _ESCAPES), ("controls", _CONTROLS)):
+                text = _replace(pattern, "", text, name, edits)
         if _SPACES.search(rare):
             text = _replace(_SPACES, " ", text, "spaces", edits)
         if _UNSEEN.search(rare):
