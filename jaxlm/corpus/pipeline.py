@@ -64,8 +64,8 @@ class Plan:
     threads: int
 
     def save(self, folder: pathlib.Path, units: Sequence[Unit], samples: Sequence[tuple]) -> None:
+        make_folders(folder)
         for name, parts in (("units", units), ("samples", samples)):
-            (folder / name).mkdir(parents=True, exist_ok=True)
             for task, part in enumerate(parts):
                 (folder / name / f"{task:06d}.pickle").write_bytes(pickle.dumps(part))
         (folder / "plan.pickle").write_bytes(pickle.dumps(self))
@@ -88,6 +88,16 @@ class Plan:
         return {name: self.source_of.index(name) for name in set(self.source_of)}
 
 
+# What the tasks read and write, each of these a file for each task.
+_FOLDERS = ("units", "samples", "stages", "shared", "tally", "examples", "written", "windows")
+_TABLES = ("sign", "sketch", "lines", "exact", "pairs", "near", "repeats")  # of `jaxlm.corpus.dedup`
+
+
+def make_folders(folder: pathlib.Path) -> None:
+    for name in (*_FOLDERS, *_TABLES):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+
+
 class Books:
     """Counts and records what a task removes and changes.
 
@@ -98,8 +108,6 @@ class Books:
     def __init__(self, folder: pathlib.Path, phase: str, task: int, source: str, pii: Stage | None = None):
         """`pii` is the stage that hides personal data in the records, None for no hiding."""
         self._pii = pii
-        for name in ("tally", "examples"):
-            (folder / name).mkdir(exist_ok=True)
         self.tally = Tally()
         self._source = source
         self._folder, self._name = folder, f"{phase}-{task:06d}"
@@ -260,9 +268,9 @@ def finish(folder: pathlib.Path, task: int) -> None:
             books.tally.kept += 1
             books.tally.kept_bytes += size(document.text)
     writer.close()
-    (folder / "written").mkdir(exist_ok=True)
+
     (folder / "written" / f"{task:06d}.json").write_text(json.dumps(describe(path, folder)))
-    (folder / "windows").mkdir(exist_ok=True)
+
     np.unique(np.concatenate(windows)).tofile(folder / "windows" / f"{task:06d}.u64")
     books.close()
 

@@ -146,7 +146,7 @@ def _run(root: pathlib.Path, settings: PrepareConfig, data: DataConfig, engine: 
             # Another recipe's documents replaced its own.
             shutil.rmtree(folder / "tasks" / "finish", ignore_errors=True)
         plan.save(folder, units, samples)
-        (folder / "stages").mkdir(exist_ok=True)
+
         _build_stages(plan, folder, log)
         phases = _phases(plan, len(samples))
         del units, samples  # of a million files, they take gigabytes
@@ -354,7 +354,7 @@ def find_shared(folder: pathlib.Path, task: int) -> None:
     """Runs task `task` of the phase `shared`: finds what the pages of some sites share."""
     name, sample = pickle.loads((folder / "samples" / f"{task:06d}.pickle").read_bytes())
     sites = shared_blocks.find(Plan.load(folder).sources[name].spec, sample)
-    (folder / "shared").mkdir(exist_ok=True)
+
     (folder / "shared" / f"{task:06d}.pickle").write_bytes(pickle.dumps({name: sites} if sites else {}))
 
 

@@ -4,6 +4,7 @@ Files are parsed, not imported. Documents come in the order of a hash of their n
 """
 
 import ast
+import contextlib
 import gc
 import hashlib
 import importlib.util
@@ -103,9 +104,9 @@ def _code() -> Iterator[tuple[str, str]]:
         # Tables of constants (code pages, Unicode, the topics of prose) are data, not code.
         if module.startswith(("encodings.", "pydoc_data.")):
             continue
-        text = _read(path)
-        if text is not None and len(text) >= MIN_SOURCE:
-            yield f"{module.replace('.', '/')}.py", text
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            if len(text := path.read_text("utf-8")) >= MIN_SOURCE:
+                yield f"{module.replace('.', '/')}.py", text
 
 
 def _stdlib() -> pathlib.Path:
@@ -136,29 +137,19 @@ def _by_hash(files: Iterable[tuple[str, pathlib.Path]]) -> list[tuple[str, pathl
     return sorted(files, key=lambda file: (hashlib.blake2b(file[0].encode(), digest_size=8).digest(), file[0]))
 
 
-def _read(path: pathlib.Path) -> str | None:
-    try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError):
-        return None
-
-
-def _parse(path: pathlib.Path) -> ast.Module | None:
-    source = _read(path)
-    if source is None:
-        return None
+def _parse(path: pathlib.Path) -> ast.Module:
+    """Returns a file's syntax tree; an empty one if it can't be read or parsed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in other people's strings
-            return ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+            return ast.parse(path.read_text("utf-8"))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return ast.parse("")
 
 
 def _topics() -> Iterator[tuple[str, str]]:
     """Yields the texts of `help('TOPIC')`: chapters of the language reference that the interpreter carries."""
-    tree = _parse(_stdlib() / "pydoc_data" / "topics.py")
-    for node in tree.body if tree else ():
+    for node in _parse(_stdlib() / "pydoc_data" / "topics.py").body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
             try:
                 topics = ast.literal_eval(node.value)
@@ -173,8 +164,7 @@ def _docstrings(files: Iterable[tuple[str, pathlib.Path]]) -> Iterator[tuple[str
     gc.freeze()  # with JAX loaded, looking through its objects took a third of the parsing time
     try:
         for module, path in _by_hash(files):
-            tree = _parse(path)
-            for name, doc in _named_docstrings(module, tree) if tree else ():
+            for name, doc in _named_docstrings(module, _parse(path)):
                 doc = inspect.cleandoc(doc)
                 if len(doc) >= MIN_DOCSTRING:
                     yield name, f"{name}\n\n{doc}\n"

@@ -25,9 +25,8 @@ _DECLARED = re.compile(
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
     """Yields a page as a document. Its site is the canonical URL's host, else the first folder."""
-    raw = streams.read_whole(part)
-    if isinstance(raw, streams.Damage):
-        stats.skip(raw.reason, part.name)
+    raw = streams.read_whole(part, stats)
+    if raw is None:
         return
     text = decode(raw, "", part.name, stats)
     metadata = {"format": "html", "path": part.name} | head_metadata(text)

@@ -94,9 +94,10 @@ class GopherRepetition(_Prose):
         for n, limit in self._top:
             yield f"top_{n}_gram", grams.top_chars(n) / len(text), limit
         for n, limit in self._dup:
-            covered = grams.covered_chars(n) / len(text)
+            ordered = grams.ordered(n)
+            covered = grams.covered_chars(n, *ordered) / len(text)
             if covered > limit:
-                yield f"duplicated_{n}_n_grams", grams.repeated_chars(n) / len(text), limit
+                yield f"duplicated_{n}_n_grams", grams.repeated_chars(n, *ordered) / len(text), limit
             if covered <= self._least:
                 return  # longer n-grams cover no more than the shorter ones inside them
 
@@ -110,15 +111,12 @@ class _Grams:
         self._lengths = np.fromiter(map(len, numbers), np.int64, len(numbers))[self._words.astype(np.int64) - 1]
         self._ends = np.concatenate([[0], np.cumsum(self._lengths)])
         self._hashes = [self._words, *ngram_hashes(self._words, [*range(1, 11)])]
-        self._order: tuple[int, np.ndarray, np.ndarray] = (0, self._words, self._words)
 
     def top_chars(self, n: int) -> int:
         """Returns the length (with spaces) of the most frequent n-gram, the first of equals, times its count.
 
         0 if none occurs twice. (Datatrove then takes the first n-gram, a large share of a short text that repeats nothing.)
         """
-        if len(self._words) < n:
-            return 0
         hashes = self._hashes[n]
         ordered = np.sort(hashes)
         ends = np.append(np.flatnonzero(ordered[1:] != ordered[:-1]), len(ordered) - 1)
@@ -132,21 +130,21 @@ class _Grams:
         first = (np.isin(hashes, tied) if len(tied) > 1 else hashes == tied[0]).argmax()
         return int(most * (self._ends[first + n] - self._ends[first] + n - 1))
 
-    def covered_chars(self, n: int) -> int:
+    def ordered(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the n-grams' places sorted by hash, and, from the second on, True if an n-gram equals the previous."""
+        order = np.argsort(self._hashes[n], kind="stable")
+        hashes = self._hashes[n][order]
+        return order, hashes[1:] == hashes[:-1]
+
+    def covered_chars(self, n: int, order: np.ndarray, same: np.ndarray) -> int:
         """Returns the number of characters of words inside n-grams that have occurred before."""
-        if len(self._words) < n:
-            return 0
-        order, same = self._sorted(n)
         again = order[1:][same]
         size = len(self._words) + 1
         inside = np.cumsum(np.bincount(again, minlength=size) - np.bincount(again + n, minlength=size)) > 0
         return int(self._lengths[inside[:-1]].sum())
 
-    def repeated_chars(self, n: int) -> int:
+    def repeated_chars(self, n: int, order: np.ndarray, same: np.ndarray) -> int:
         """Returns the number of characters of repeated n-grams, from left to right and without overlap, as in datatrove."""
-        if len(self._words) < n:
-            return 0
-        order, same = self._sorted(n)
         often = np.zeros(len(order), bool)
         often[1:] = same
         often[:-1] |= same
@@ -162,15 +160,6 @@ class _Grams:
             else:
                 seen.add(gram)
         return chars
-
-    def _sorted(self, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the n-grams' places sorted by hash, and, from the second on, True if an n-gram equals the previous."""
-        if self._order[0] != n:
-            hashes = self._hashes[n]
-            order = np.argsort(hashes, kind="stable")
-            ordered = hashes[order]
-            self._order = n, order, ordered[1:] == ordered[:-1]
-        return self._order[1:]
 
 
 class C4(_Prose):
