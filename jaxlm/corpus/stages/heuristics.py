@@ -178,11 +178,11 @@ class C4(_Prose):
             if not line.strip():
                 lines.append("")
                 continue
-            outcome, text = self._line(line)
-            if isinstance(outcome, Remove):
-                return outcome
-            if outcome:
-                edits[outcome] += 1
+            rule, text = self._line(line)
+            if rule in ("lorem_ipsum", "curly_bracket"):
+                return Remove(rule, text.strip())
+            if rule:
+                edits[rule] += 1
                 changed = True
                 continue
             if text != line:
@@ -197,30 +197,24 @@ class C4(_Prose):
             document.text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n")
         return None
 
-    def _line(self, line: str) -> tuple[str | Remove, str]:
-        """Returns (the rule that removes the line, "" if none, or a Remove of the document; the line without citations)."""
+    def _line(self, line: str) -> tuple[str, str]:
+        """Returns (the rule that the line breaks, "" if none; the line without citations)."""
         s, tokens = self.settings, line.split()
         if s.max_word_length > 0 and len(line) > s.max_word_length and max(map(len, tokens)) > s.max_word_length:
             return "too_long_word", line
         if s.citations and "[" in line:
             line = self._rules.CITATION_REGEX.sub("", line)
-        end = line.rstrip()
-        if s.terminal_punctuation and (
-            not end.endswith(self._rules.END_PUNCTUATION) or end.endswith(self._rules.ELLIPSIS)
-        ):
-            return "no_terminal_punc", line
-        if len(tokens) < s.min_words_per_line:
-            return "too_few_words", line
-        lower = line.lower()
-        if s.lorem_ipsum and "lorem ipsum" in lower:
-            return Remove("lorem_ipsum", end.strip()), line
-        if s.javascript and "javascript" in lower:
-            return "javascript", line
-        if s.curly_bracket and "{" in line:
-            return Remove("curly_bracket", end.strip()), line
-        if s.policy and any(phrase in lower for phrase in self._rules.POLICY_SUBSTRINGS):
-            return "policy", line
-        return "", line
+        end, lower = line.rstrip(), line.lower()
+        ended = end.endswith(self._rules.END_PUNCTUATION) and not end.endswith(self._rules.ELLIPSIS)
+        rules = {
+            "no_terminal_punc": s.terminal_punctuation and not ended,
+            "too_few_words": len(tokens) < s.min_words_per_line,
+            "lorem_ipsum": s.lorem_ipsum and "lorem ipsum" in lower,
+            "javascript": s.javascript and "javascript" in lower,
+            "curly_bracket": s.curly_bracket and "{" in line,
+            "policy": s.policy and any(phrase in lower for phrase in self._rules.POLICY_SUBSTRINGS),
+        }
+        return next((rule for rule, broken in rules.items() if broken), ""), line
 
 
 # datatrove's reason -> the setting behind it

@@ -76,11 +76,9 @@ class Unicode(Stage):
         if self.settings.mojibake and _SUSPICIOUS.search(rare):
             text = _mend(text, edits)
             rare = _rare(text)
-        lost = rare.count("\ufffd")
-        if lost > self.settings.max_undecodable * len(text):
-            return Remove(
-                "undecodable", f"U+FFFD={lost / len(text):.4f}, max_undecodable={self.settings.max_undecodable}"
-            )
+        lost, most = rare.count("\ufffd"), self.settings.max_undecodable
+        if lost > most * len(text):
+            return Remove("undecodable", f"U+FFFD={lost / len(text):.4f}, max_undecodable={most}")
         if rare:
             text = self._unusual(text, rare, document.metadata.get("format") == "code", edits)
         document.text = self._blanks(text, edits)
