@@ -326,8 +326,7 @@ class _Listed(Stage):
 def _of_task(place: pathlib.Path, task: int, *columns: str) -> Iterator[tuple]:
     """Yields (row, value of each column) for one task's documents, from the files of a table, each sorted by document."""
     first = task << ROW_BITS
-    table = pq.read_table(
-        place, columns=["doc", *columns], filters=[("doc", ">=", first), ("doc", "<", first + (1 << ROW_BITS))]
-    )
+    of_task = [("doc", ">=", first), ("doc", "<", first + (1 << ROW_BITS))]
+    table = pq.read_table(place, columns=["doc", *columns], filters=of_task)
     rows = [doc - first for doc in table.column("doc").to_pylist()]
     yield from zip(rows, *(table.column(column).to_pylist() for column in columns), strict=True)

@@ -269,9 +269,7 @@ def make_recipe(settings: PrepareConfig, planned: Mapping[str, SourcePlan], unit
     recipe: dict = {"version": FORMAT, "task_mb": settings.task_mb}
     for name, source in planned.items():
         recipe[f"source {name}"] = dataclasses.asdict(source.spec)
-        recipe[f"stages of {name}"] = [[spec.name, spec.recorded] for spec in source.stages] + list(
-            source.global_stages
-        )
+        recipe[f"stages of {name}"] = [*([spec.name, spec.recorded] for spec in source.stages), *source.global_stages]
         recipe |= {f"inputs of {name}/{spec.name}": spec.inputs for spec in source.stages}
         recipe[f"priority of {name}"] = source.priority
         if source.without:

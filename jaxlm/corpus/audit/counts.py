@@ -15,9 +15,7 @@ HALVES = ("words", "lines")  # words and outliers; known junk, lines and clauses
 _MIN_COUNT = 5
 _EXAMPLE_AT = 3  # a string's count from which on examples are kept
 _CONTEXT = 50  # characters on each side
-_SEARCHED = (
-    1 << 17
-)  # characters of a document in which examples are looked up: one of megabytes has thousands of strings
+_SEARCHED = 1 << 17  # characters of a document in which examples are looked up: one of megabytes has thousands
 _MAX_WORD = 40  # longer ones are blobs
 _LINE_CHARS = (10, 300)
 _CLAUSE_CHARS = (20, 300)

@@ -164,10 +164,8 @@ def formats(passages: Sequence[str]) -> dict[str, dict[str, float]]:
             here["code"] += here.pop("heading", 0)
         lines_of += here
         passages_of.update(kind for kind, count in here.items() if count >= (1 if kind == "heading" else 2))
-    return {
-        kind: {"lines": lines_of[kind] / max(n_lines, 1), "passages": passages_of[kind] / max(len(passages), 1)}
-        for kind in _LINE_FORMATS
-    }
+    n_lines, n_passages = max(n_lines, 1), max(len(passages), 1)
+    return {k: {"lines": lines_of[k] / n_lines, "passages": passages_of[k] / n_passages} for k in _LINE_FORMATS}
 
 
 def _line_format(line: str) -> str | None:
@@ -389,10 +387,8 @@ def _advise(sources: Mapping[str, dict], pairs: Sequence[Pair], mixture: dict | 
             return {name: ("keep", f"Keep {name} as it is: {why} {bits}.") for name in mixture["now"]}
         to_target = {pair.a: pair for pair in pairs if pair.b == TARGET}
         return {name: _towards_target(name, sources, to_target[name], mixture) for name in mixture["now"]}
-    nearest = {
-        name: min((p for p in pairs if name in (p.a, p.b)), key=operator.attrgetter("distance"), default=None)
-        for name in sources
-    }
+    pairs_of = {name: [pair for pair in pairs if name in (pair.a, pair.b)] for name in sources}
+    nearest = {n: min(own, key=operator.attrgetter("distance"), default=None) for n, own in pairs_of.items()}
     usual = statistics.median(pair.distance for pair in nearest.values()) if pairs else 0.0
     return {name: _among_others(name, sources, pair, usual) for name, pair in nearest.items()}
 

@@ -75,10 +75,8 @@ def word_hashes(text: str, operators: bool = False) -> np.ndarray:
     owner = np.cumsum(np.bincount(starts, minlength=len(points)).astype(np.int64)) - 1
     place = np.arange(len(points)) - starts[np.maximum(owner, 0)]
     longest = int(place[inside].max()) + 1
-    terms = (
-        mix(points.astype(np.uint64) + np.uint64(1))
-        * _powers(1 << (longest - 1).bit_length() if longest > 1 else 1)[np.where(inside, place, 0)]
-    )
+    powers = _powers(1 << (longest - 1).bit_length())[np.where(inside, place, 0)]
+    terms = mix(points.astype(np.uint64) + np.uint64(1)) * powers
     terms[~inside] = 0
     return np.add.reduceat(terms, starts)
 

@@ -90,13 +90,12 @@ def _without_copies(documents: Iterable[tuple[str, str]], max_bytes: int) -> Ite
 
 def _prose() -> Iterator[tuple[str, str]]:
     yield from _topics()
-    files = _files("", _stdlib()) + [file for package in PROSE_PACKAGES for file in _package_files(package)]
-    yield from _docstrings(files)
+    yield from _docstrings(_files("", _stdlib()) + _package_files(PROSE_PACKAGES))
 
 
 def _math() -> Iterator[tuple[str, str]]:
-    files = [file for package in MATH_PACKAGES for file in _package_files(package)]
-    yield from ((doc_id, text) for doc_id, text in _docstrings(files) if len(_MATHEMATICAL.findall(text)) >= 2)
+    documents = _docstrings(_package_files(MATH_PACKAGES))
+    yield from ((doc_id, text) for doc_id, text in documents if len(_MATHEMATICAL.findall(text)) >= 2)
 
 
 def _code() -> Iterator[tuple[str, str]]:
@@ -113,11 +112,11 @@ def _stdlib() -> pathlib.Path:
     return pathlib.Path(sysconfig.get_paths()["stdlib"])
 
 
-def _package_files(package: str) -> list[tuple[str, pathlib.Path]]:
-    """Returns the files of an installed package, [] if it is absent. Finding a top-level package does not import it."""
-    spec = importlib.util.find_spec(package)
-    roots = list(spec.submodule_search_locations or ()) if spec else []
-    return [file for root in roots for file in _files(package, pathlib.Path(root))]
+def _package_files(packages: Iterable[str]) -> list[tuple[str, pathlib.Path]]:
+    """Returns the files of the packages that are installed. Finding a top-level package does not import it."""
+    specs = [(package, spec) for package in packages if (spec := importlib.util.find_spec(package))]
+    roots = [(package, root) for package, spec in specs for root in spec.submodule_search_locations or ()]
+    return [file for package, root in roots for file in _files(package, pathlib.Path(root))]
 
 
 def _files(package: str, root: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
