@@ -6,7 +6,6 @@ The files that a task writes depend only on the plan and the task. A killed task
 import collections
 import contextlib
 import dataclasses
-import functools
 import gzip
 import hashlib
 import json
@@ -74,22 +73,13 @@ class Plan:
     def load(cls, folder: pathlib.Path) -> "Plan":
         return pickle.loads((folder / "plan.pickle").read_bytes())
 
-    def document_file(self, folder: pathlib.Path, task: int) -> pathlib.Path:
-        """Returns where a task writes its finished documents: documents/SOURCE/NNNNN.parquet, numbered within the source."""
-        name = self.source_of[task]
-        return folder / "documents" / name / f"{task - self._first[name]:05d}.parquet"
-
     def name_of(self, doc: int, doc_id: str) -> str:
         """Returns a document's id with its source's name, because ids are unique only within a source."""
         return f"{doc_id} ({self.source_of[doc >> ROW_BITS]})"
 
-    @functools.cached_property
-    def _first(self) -> dict[str, int]:
-        return {name: self.source_of.index(name) for name in set(self.source_of)}
-
 
 # What the tasks read and write, each of these a file for each task.
-_FOLDERS = ("units", "samples", "stages", "shared", "tally", "examples", "written", "windows")
+_FOLDERS = ("units", "samples", "stages", "shared", "tally", "examples", "windows")
 _TABLES = ("sign", "sketch", "lines", "exact", "pairs", "near", "repeats")  # of `jaxlm.corpus.dedup`
 
 
@@ -257,7 +247,9 @@ def finish(folder: pathlib.Path, task: int) -> None:
         chain.append(_Listed(plan.sources[name].without))
     books = Books(folder, "finish", task, name)
     books.tally.stages = [StageTally(stage.name) for stage in chain]
-    path = plan.document_file(folder, task)
+    path = (
+        folder / "documents" / name / f"{task - plan.source_of.index(name):05d}.parquet"
+    )  # numbered within the source
     writer = DocumentWriter(path)
     windows = [np.empty(0, np.uint64)]  # of the documents that stay, to tell what sources share
     for document in counted(read_documents(folder / "clean" / f"{task:06d}.parquet"), folder, "finish", task):
@@ -269,7 +261,7 @@ def finish(folder: pathlib.Path, task: int) -> None:
             books.tally.kept_bytes += size(document.text)
     writer.close()
 
-    (folder / "written" / f"{task:06d}.json").write_text(json.dumps(describe(path, folder)))
+    books.tally.files.append(describe(path, folder))
 
     np.unique(np.concatenate(windows)).tofile(folder / "windows" / f"{task:06d}.u64")
     books.close()

@@ -146,7 +146,6 @@ def _run(root: pathlib.Path, settings: PrepareConfig, data: DataConfig, engine: 
             # Another recipe's documents replaced its own.
             shutil.rmtree(folder / "tasks" / "finish", ignore_errors=True)
         plan.save(folder, units, samples)
-
         _build_stages(plan, folder, log)
         phases = _phases(plan, len(samples))
         del units, samples  # of a million files, they take gigabytes
@@ -445,17 +444,15 @@ def _tallies(folder: pathlib.Path, plan: Plan, phases: Sequence[str]) -> dict[st
 def _conclude(root: pathlib.Path, folder: pathlib.Path, plan: Plan, recipe: dict) -> None:
     """Checks the counts, moves the results from `folder` to `root`, writes the manifest, and removes the work files."""
     tallies = _tallies(folder, plan, ("clean", "finish"))
-    written: dict[str, list[dict]] = {name: [] for name in plan.sources}
-    for task, name in enumerate(plan.source_of):
-        written[name].append(json.loads((folder / "written" / f"{task:06d}.json").read_bytes()))
-        path = plan.document_file(folder, task)
-        if not path.exists():  # moved by a conclusion that was cut short
-            path = root / path.relative_to(folder)
-        if path.stat().st_size != written[name][-1]["size"]:
-            raise RunError(f"{path} differs in size from what was written; delete {folder} and prepare again")
     for name, tally in tallies.items():
+        for entry in tally.files:
+            path = folder / entry["file"]
+            if not path.exists():  # moved by a conclusion that was cut short
+                path = root / entry["file"]
+            if path.stat().st_size != entry["size"]:
+                raise RunError(f"{path} differs in size from what was written; delete {folder} and prepare again")
         tally.check(name)
-        if tally.kept != sum(entry["documents"] for entry in written[name]):
+        if tally.kept != sum(entry["documents"] for entry in tally.files):
             raise RunError(f"{root / 'documents' / name} does not hold its {tally.kept} documents")
     _merge_removed(root, folder)
     _write_examples(root, folder)
@@ -470,10 +467,7 @@ def _conclude(root: pathlib.Path, folder: pathlib.Path, plan: Plan, recipe: dict
         "format": FORMAT,
         "recipe": recipe,
         **({"shared": shared} if shared else {}),
-        "sources": {
-            name: {"path": plan.sources[name].spec.path} | tally.to_dict() | {"files": written[name]}
-            for name, tally in tallies.items()
-        },
+        "sources": {name: {"path": plan.sources[name].spec.path} | tally.to_dict() for name, tally in tallies.items()},
     }
     seconds = {name: {stage.name: round(stage.seconds, 3) for stage in tally.stages} for name, tally in tallies.items()}
     (root / "timings.json").write_text(json.dumps(seconds, indent=1) + "\n")

@@ -169,10 +169,7 @@ def _junk(rows: Sequence[Mapping], patterns: Sequence[str]) -> list[str]:
     # The stage `lines` removes repeated lines; those that it leaves, such as imports of code, are text.
     lines, junk = [], [row for row in rows if row["junk"] and row["kind"] not in ("line", "clause")]
     if junk:
-        named = [
-            f"{textwrap.shorten(row['text'], _DETAIL_CHARS, placeholder=' ...')!r} in {row['share_of_documents']:.1%}"
-            for row in junk[:_EXAMPLES]
-        ]
+        named = [f"{_short(row['text'])!r} in {row['share_of_documents']:.1%}" for row in junk[:_EXAMPLES]]
         wanted = dict.fromkeys([*patterns, *(row["pattern"] for row in junk[:_EXAMPLES])])
         flag = shlex.quote(f"({', '.join(map(json.dumps, wanted))},)")
         lines.append(
@@ -197,7 +194,11 @@ def _counts(counts: Mapping[str, int]) -> str:
 def _named(example: Mapping[str, str], whole: bool) -> str:
     if not (whole and example["reason"] and example["detail"]):
         return example["id"]
-    return f"{example['id']} ({textwrap.shorten(example['detail'], _DETAIL_CHARS, placeholder=' ...')})"
+    return f"{example['id']} ({_short(example['detail'])})"
+
+
+def _short(text: str) -> str:
+    return textwrap.shorten(text, _DETAIL_CHARS, placeholder=" ...")
 
 
 def _keep(

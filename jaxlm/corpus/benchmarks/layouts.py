@@ -51,16 +51,13 @@ _LABELS = ("label", "labels", "key")  # of choices: "A", "B", ...
 
 def _strings(value: object, field: str) -> list[str]:
     """Returns the texts of a field, in order: of a list, all members' texts; of a dict, all values' texts."""
-    for name in filter(None, field.split(".")):
-        if isinstance(value, list):
-            return [text for each in value for text in _strings(each, field[field.index(name) :])]
-        value = value.get(name) if isinstance(value, dict) else None
-        field = field.partition(".")[2]
-    if isinstance(value, str):
-        return [value]
+    if isinstance(value, list):
+        return [text for each in value for text in _strings(each, field)]
     if isinstance(value, dict):
-        value = [inner for name, inner in value.items() if name not in _LABELS]
-    return [text for each in value for text in _strings(each, "")] if isinstance(value, list) else []
+        name, _, rest = field.partition(".")
+        inner = value.get(name) if field else [each for key, each in value.items() if key not in _LABELS]
+        return _strings(inner, rest)
+    return [value] if isinstance(value, str) and not field else []
 
 
 def _has(record: dict, field: str) -> bool:
