@@ -33,6 +33,12 @@ def first_broken(rules: Iterable[tuple[bool, str, str]]) -> Remove | None:
     return next((Remove(reason, detail) for broken, reason, detail in rules if broken), None)
 
 
+def scored(document: Document, key: str, score: float, reason: str, least: float) -> Remove | None:
+    """Writes a score to the document's metadata. Returns why it is removed if the score is below `least`."""
+    document.metadata[key] = round(score, 4)
+    return Remove(reason, f"score={score:.3f}, min_score={least}") if score < least else None
+
+
 class Stage:
     """A cleaning step of `prepare.sources.NAME.stages`. A worker makes one and passes it every document of its task.
 
