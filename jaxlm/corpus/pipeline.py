@@ -95,17 +95,16 @@ class Books:
     `examples/PHASE-TASK.jsonl`.
     """
 
-    def __init__(self, folder: pathlib.Path, phase: str, task: int, source: str, pii: Stage | None = None):
-        """`pii` is the stage that hides personal data in the records, None for no hiding."""
-        self._pii = pii
-        self.tally = Tally()
+    def __init__(self, folder: pathlib.Path, phase: str, task: int, source: str, chain: Sequence[Stage] = ()):
+        """If `chain`, the stages, has the stage `pii`, that hides personal data in the records too."""
+        self._pii = next((stage for stage in chain if stage.name == "pii"), None)
+        self.tally = Tally(stages=[StageTally(stage.name) for stage in chain])
         self._source = source
         self._folder, self._name = folder, f"{phase}-{task:06d}"
         self._outs: dict[str, typing.IO[bytes]] = {}
         self._files = contextlib.ExitStack()
         self._shown: collections.Counter[tuple[str, str]] = collections.Counter()
         self._examples: list[str] = []
-        self._changes: collections.Counter[str] = collections.Counter()
 
     def removed(self, stage: str, document: Document, why: Remove) -> None:
         excerpt = self._hidden(document.text[: _EXCERPT + _MARGIN])[:_EXCERPT]
@@ -117,13 +116,12 @@ class Books:
         Changes of white space alone are left out. Of personal data only the text after it was replaced is recorded.
         """
         after = document.text
-        if self._changes[stage] >= _CHANGES or before.split() == after.split():
+        if self._shown[stage, ""] >= _CHANGES or before.split() == after.split():
             return
         if stage != "pii":  # before the cut, of which the stage would not find half a number
             before, after = self._hidden(before), self._hidden(after)
         if before.split() == after.split():
             return
-        self._changes[stage] += 1
         words = zip(*(re.finditer(r"\S+", text) for text in (before, after)), strict=False)
         at = next(([a.start(), b.start()] for a, b in words if a[0] != b[0]), [min(len(before), len(after))] * 2)
         if stage == "html":  # a page's head is longer than what is shown: the first words that stand in both
@@ -176,8 +174,7 @@ def clean(folder: pathlib.Path, task: int) -> None:
     unit = pickle.loads((folder / "units" / f"{task:06d}.pickle").read_bytes())
     source = plan.sources[name]
     chain = [registry.make(spec, folder / "stages") for spec in source.stages]
-    books = Books(folder, "clean", task, name, next((stage for stage in chain if stage.name == "pii"), None))
-    books.tally.stages = [StageTally(stage.name) for stage in chain]
+    books = Books(folder, "clean", task, name, chain)
     together = {stage: plan.global_settings[stage] for stage in source.global_stages}
     signer = Signer(folder, task, source.priority, together)
     writer = DocumentWriter(folder / "clean" / f"{task:06d}.parquet")
@@ -245,11 +242,9 @@ def finish(folder: pathlib.Path, task: int) -> None:
     chain = [kinds[stage](stage, plan, folder, task) for stage in plan.sources[name].global_stages]
     if plan.sources[name].without:
         chain.append(_Listed(plan.sources[name].without))
-    books = Books(folder, "finish", task, name)
-    books.tally.stages = [StageTally(stage.name) for stage in chain]
-    path = (
-        folder / "documents" / name / f"{task - plan.source_of.index(name):05d}.parquet"
-    )  # numbered within the source
+    books = Books(folder, "finish", task, name, chain)
+    number = task - plan.source_of.index(name)  # within the source
+    path = folder / "documents" / name / f"{number:05d}.parquet"
     writer = DocumentWriter(path)
     windows = [np.empty(0, np.uint64)]  # of the documents that stay, to tell what sources share
     for document in counted(read_documents(folder / "clean" / f"{task:06d}.parquet"), folder, "finish", task):
@@ -260,9 +255,7 @@ def finish(folder: pathlib.Path, task: int) -> None:
             books.tally.kept += 1
             books.tally.kept_bytes += size(document.text)
     writer.close()
-
     books.tally.files.append(describe(path, folder))
-
     np.unique(np.concatenate(windows)).tofile(folder / "windows" / f"{task:06d}.u64")
     books.close()
 

@@ -351,7 +351,6 @@ def find_shared(folder: pathlib.Path, task: int) -> None:
     """Runs task `task` of the phase `shared`: finds what the pages of some sites share."""
     name, sample = pickle.loads((folder / "samples" / f"{task:06d}.pickle").read_bytes())
     sites = shared_blocks.find(Plan.load(folder).sources[name].spec, sample)
-
     (folder / "shared" / f"{task:06d}.pickle").write_bytes(pickle.dumps({name: sites} if sites else {}))
 
 

@@ -53,7 +53,6 @@ def find(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, settings: 
 
     Looks at those of `parts` parts of the keys.
     """
-
     keyed, min_documents = f"read_parquet({quoted(folder / 'lines/*.parquet')})", settings["min_documents"]
     connection.execute(f"""
         CREATE TEMP VIEW here AS SELECT s.doc, s.rank, s.tie, s.site
