@@ -1,11 +1,10 @@
 """Rules of thumb for prose, from Gopher (arXiv:2112.11446, table A1), C4 (arXiv:1910.10683) and FineWeb (arXiv:2406.17557).
 
-Rules, names and verdicts are datatrove's (tests compare them), and `FineWeb` runs datatrove's filter. Datatrove's Gopher
-rules take more time than all other stages together, and its C4 rules lose indentation, so these are computed here.
+Rules, names and verdicts are datatrove's (tests compare them). They are computed here, because datatrove's Gopher rules take
+more time than all other stages together, and its C4 rules lose indentation.
 """
 
 import collections
-import functools
 import pathlib
 import re
 from collections.abc import Iterator
@@ -217,53 +216,27 @@ class C4(_Prose):
         return next((rule for rule, broken in rules.items() if broken), ""), line
 
 
-# datatrove's reason -> the setting behind it
-_FINEWEB_LIMITS = {
-    "line_punct_ratio": "min_punctuated_lines",
-    "short_line_ratio": "max_short_lines",
-    "char_dup_ratio": "max_repeated_line_chars",
-    "list_ratio": "max_newlines_per_word",
-}
-
-
 class FineWeb(_Prose):
     """Removes lists, menus and debris of pages: documents whose lines seldom end in punctuation, are short, or repeat."""
 
     def __init__(self, settings: Settings, folder: pathlib.Path):
-        from datatrove.pipeline.filters import FineWebQualityFilter
+        from datatrove.pipeline.filters.gopher_repetition_filter import find_duplicates
+        from datatrove.utils.text import TERMINAL_PUNCTUATION
 
         super().__init__(settings, folder)
-        self._filter = FineWebQualityFilter(
-            line_punct_thr=settings.min_punctuated_lines,
-            short_line_thr=settings.max_short_lines,
-            short_line_length=settings.short_line_chars,
-            char_duplicates_ratio=settings.max_repeated_line_chars,
-            new_line_ratio=settings.max_newlines_per_word,
-            language=tokenizer(),
-        )
+        self._find_duplicates, self._ends = find_duplicates, tuple(TERMINAL_PUNCTUATION)
 
     def _apply(self, document: Document, edits: Edits) -> Remove | None:
-        verdict = self._filter.filter(document)
-        if verdict is True:
-            return None
-        key = _FINEWEB_LIMITS.get(verdict[1])
-        return Remove(verdict[1], f"{key}={getattr(self.settings, key)}" if key else "")
+        return first_broken(self._rules(document.text))
 
-
-@functools.cache
-def tokenizer() -> object:
-    """Returns a tokenizer for datatrove's filters that gives the words and sentences of `jaxlm.corpus.words`."""
-    from datatrove.utils.word_tokenizers import WordTokenizer
-
-    class Tokenizer(WordTokenizer):
-        def word_tokenize(self, text: str) -> list[str]:
-            return words.split(text)
-
-        def sent_tokenize(self, text: str) -> list[str]:
-            return [text[a:b].strip() for a, b in self.span_tokenize(text)]
-
-        def span_tokenize(self, text: str) -> list[tuple[int, int]]:
-            ends = words.sentence_ends(text)
-            return list(zip([0, *ends[:-1]], ends, strict=True))
-
-    return Tokenizer()
+    def _rules(self, text: str) -> Iterator[tuple[bool, str, str]]:
+        s, lines = self.settings, [line for line in text.split("\n") if line.strip()]
+        yield not lines, "empty", ""
+        ended = sum(line.endswith(self._ends) for line in lines) / len(lines)
+        yield ended < s.min_punctuated_lines, "line_punct_ratio", f"min_punctuated_lines={s.min_punctuated_lines}"
+        short = sum(len(line) <= s.short_line_chars for line in lines) / len(lines)
+        yield short > s.max_short_lines, "short_line_ratio", f"max_short_lines={s.max_short_lines}"
+        share, most = self._find_duplicates(lines)[1] / len(text.replace("\n", "")), s.max_repeated_line_chars
+        yield share > most, "char_dup_ratio", f"max_repeated_line_chars={most}"
+        newlines, most = text.count("\n") / len(words.split(text)), s.max_newlines_per_word
+        yield newlines > most, "list_ratio", f"max_newlines_per_word={most}"
