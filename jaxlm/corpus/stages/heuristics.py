@@ -66,14 +66,17 @@ class GopherQuality(_Prose):
         yield n_stop < s.min_stop_words, "gopher_enough_stop_words", facts
 
 
+def _repeated(parts: list[str]) -> tuple[int, int]:
+    """Returns how many of the parts have come before, and how many characters these have."""
+    counts = collections.Counter(parts)
+    return len(parts) - len(counts), sum(len(part) * (n - 1) for part, n in counts.items())
+
+
 class GopherRepetition(_Prose):
     """Removes documents that repeat too many of their lines, paragraphs or n-grams of words."""
 
     def __init__(self, settings: Settings, folder: pathlib.Path):
-        from datatrove.pipeline.filters.gopher_repetition_filter import find_duplicates
-
         super().__init__(settings, folder)
-        self._find_duplicates = find_duplicates
         self._top = [(n, limit) for n in (2, 3, 4) if (limit := getattr(settings, f"top_{n}_gram"))]
         self._dup = [(n, limit) for n in range(5, 11) if (limit := getattr(settings, f"dup_{n}_gram"))]
         self._least = min((limit for _, limit in self._dup), default=0.0)
@@ -85,7 +88,7 @@ class GopherRepetition(_Prose):
     def _shares(self, text: str) -> Iterator[tuple[str, float, float]]:
         """Yields (rule, the share of the text that repeats, the most that may), without rules that are off."""
         for kind, parts in (("para", re.split(r"\n{2,}", text.strip())), ("line", re.split(r"\n+", text))):
-            repeated, chars = self._find_duplicates(parts)
+            repeated, chars = _repeated(parts)
             for unit, share in (("", repeated / len(parts)), ("_char", chars / len(text))):
                 if limit := getattr(self.settings, f"dup_{kind}{unit}_frac"):
                     yield f"dup_{kind}{unit}_frac", share, limit
@@ -116,17 +119,11 @@ class _Grams:
 
         0 if none occurs twice. (Datatrove then takes the first n-gram, a large share of a short text that repeats nothing.)
         """
-        hashes = self._hashes[n]
-        ordered = np.sort(hashes)
-        ends = np.append(np.flatnonzero(ordered[1:] != ordered[:-1]), len(ordered) - 1)
-        counts = ends.copy()
-        counts[0] += 1
-        counts[1:] -= ends[:-1]
-        most = counts.max()
+        _, places, counts = np.unique(self._hashes[n], return_index=True, return_counts=True)
+        most = counts.max(initial=0)
         if most < 2:
             return 0
-        tied = ordered[ends[counts == most]]
-        first = (np.isin(hashes, tied) if len(tied) > 1 else hashes == tied[0]).argmax()
+        first = places[counts == most].min()
         return int(most * (self._ends[first + n] - self._ends[first] + n - 1))
 
     def ordered(self, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -220,11 +217,10 @@ class FineWeb(_Prose):
     """Removes lists, menus and debris of pages: documents whose lines seldom end in punctuation, are short, or repeat."""
 
     def __init__(self, settings: Settings, folder: pathlib.Path):
-        from datatrove.pipeline.filters.gopher_repetition_filter import find_duplicates
         from datatrove.utils.text import TERMINAL_PUNCTUATION
 
         super().__init__(settings, folder)
-        self._find_duplicates, self._ends = find_duplicates, tuple(TERMINAL_PUNCTUATION)
+        self._ends = tuple(TERMINAL_PUNCTUATION)
 
     def _apply(self, document: Document, edits: Edits) -> Remove | None:
         return first_broken(self._rules(document.text))
@@ -236,7 +232,7 @@ class FineWeb(_Prose):
         yield ended < s.min_punctuated_lines, "line_punct_ratio", f"min_punctuated_lines={s.min_punctuated_lines}"
         short = sum(len(line) <= s.short_line_chars for line in lines) / len(lines)
         yield short > s.max_short_lines, "short_line_ratio", f"max_short_lines={s.max_short_lines}"
-        share, most = self._find_duplicates(lines)[1] / len(text.replace("\n", "")), s.max_repeated_line_chars
+        share, most = _repeated(lines)[1] / len(text.replace("\n", "")), s.max_repeated_line_chars
         yield share > most, "char_dup_ratio", f"max_repeated_line_chars={most}"
         newlines, most = text.count("\n") / len(words.split(text)), s.max_newlines_per_word
         yield newlines > most, "list_ratio", f"max_newlines_per_word={most}"
