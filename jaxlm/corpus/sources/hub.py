@@ -76,9 +76,8 @@ def _local(spec: SourceSpec, repo: str, config: str, split: str) -> list[files.F
     wanted = "" if split == "train" and split not in splits else split  # files that name no split are for training
     listed = [file for file, of in zip(listed, splits, strict=True) if of == wanted]
     if not listed:
-        raise ConfigError(
-            f"source '{spec.path}': no split '{split}' in {root}; there are {', '.join(sorted(set(splits)))}"
-        )
+        have = ", ".join(sorted(set(splits)))
+        raise ConfigError(f"source '{spec.path}': no split '{split}' in {root}; there are {have}")
     return [files.Found(f"{repo}/{prefix}{file.name}", file.url, file.size) for file in listed]
 
 

@@ -156,9 +156,8 @@ def iterate_documents(
     whole = Unit(tuple(find_parts(wanted, sys.maxsize)), wanted.max_bytes)
     yield from ((document.id, document.text) for document in read_unit(whole, wanted, stats))
     if not stats.documents:
-        raise ConfigError(
-            f"source '{spec}' gave no document ({stats.summary()}); {stats.no_field or 'check the path and text_key'}"
-        )
+        why = stats.no_field or "check the path and text_key"
+        raise ConfigError(f"source '{spec}' gave no document ({stats.summary()}); {why}")
 
 
 def source_signature(spec: str) -> str:
