@@ -76,7 +76,7 @@ def _mismatch(paths: dict[str, list[pathlib.Path]], settings: PrepareConfig) -> 
     target = audit.target_texts(settings.target, limit, settings.stages["html"]) if settings.target else None
     like = (text for _, text in target) if target else None
     weights = {name: source.weight for name, source in settings.sources.items() if name in paths}
-    return mismatch.compare(texts, like, weights=weights if sum(weights.values()) else None).to_dict()
+    return mismatch.compare(texts, like, weights=weights if sum(weights.values()) else None)
 
 
 def write(config: Config, done: prepare.Prepared, inspected: dict) -> pathlib.Path:

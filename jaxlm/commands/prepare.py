@@ -67,7 +67,7 @@ def _say_taken(config: Config, done: prepare.Prepared) -> bool:
     much = removals.much(
         done.manifest, done.path, {name: source.stages for name, source in config.prepare.sources.items()}
     )
-    for line in (line for took in much for line in took.lines()):
+    for line in (line for took in much for line in took.lines):
         say(line)
     return any(took.keep for took in much)
 

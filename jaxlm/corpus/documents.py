@@ -24,9 +24,7 @@ MIXTURE = "mixture.json"
 class TableWriter:
     """Writes a parquet file row by row, in groups of `most` rows, so that a reader holds only one group in memory."""
 
-    def __init__(
-        self, path: pathlib.Path, schema: pa.Schema, most: int, compression: str = "zstd", **options: int | bool
-    ):
+    def __init__(self, path: pathlib.Path, schema: pa.Schema, most: int, compression: str = "zstd", **options: object):
         self._schema, self._most, self._rows = schema, most, []
         self._writer = pq.ParquetWriter(path, schema, compression=compression, **options)
 

@@ -97,7 +97,7 @@ def _shown(place: pathlib.Path, phase: str, tasks: int) -> typing.Iterator[None]
             while not ended.wait(pause):
                 with contextlib.suppress(OSError):
                     documents, parts = tally.progress(place)
-                    done = max(_done(place), parts)
+                    done = max(sum(1 for _ in (place / "completions").glob("*")), parts)
                     named = f", {console.count(documents)} documents" if documents > 1 else ""
                     percent = 100 * done / tasks
                     tell(done * (percent >= 1), f"{int(percent)}%{named}")  # the time left is no guess from nothing
@@ -107,11 +107,6 @@ def _shown(place: pathlib.Path, phase: str, tasks: int) -> typing.Iterator[None]
             yield
         finally:
             ended.set()
-
-
-def _done(place: pathlib.Path) -> int:
-    folder = place / "completions"
-    return sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0
 
 
 class _LocalExecutor(PipelineExecutor):
@@ -236,7 +231,7 @@ def _slurm(settings: PrepareConfig, pipeline: list, tasks: int, logging_dir: str
         sbatch_args={"wait": "", **options},  # sbatch returns when the job has ended
         requeue=False,
     )
-    executor.launch_merge_stats = _nothing  # our own counts are merged when all tasks are done
+    executor.launch_merge_stats = lambda: None  # our own counts are merged when all tasks are done
     return executor
 
 
@@ -244,10 +239,6 @@ def _options(settings: PrepareConfig) -> dict[str, str | int]:
     """Returns extra options of `sbatch`, or arguments of `ray.init`, by name."""
     pairs = (word.split("=", 1) for word in settings.engine_options)
     return {name: int(value) if value.isdecimal() else value for name, value in pairs}
-
-
-def _nothing() -> None:
-    pass
 
 
 _EXECUTORS = {"local": _LocalExecutor, "ray": _ray, "slurm": _slurm}

@@ -6,7 +6,6 @@ The files that a task writes depend only on the plan and the task. A killed task
 import collections
 import contextlib
 import dataclasses
-import functools
 import gzip
 import hashlib
 import json
@@ -64,8 +63,8 @@ class Plan:
     threads: int
 
     def save(self, folder: pathlib.Path, units: Sequence[Unit], samples: Sequence[tuple]) -> None:
+        make_folders(folder)
         for name, parts in (("units", units), ("samples", samples)):
-            (folder / name).mkdir(parents=True, exist_ok=True)
             for task, part in enumerate(parts):
                 (folder / name / f"{task:06d}.pickle").write_bytes(pickle.dumps(part))
         (folder / "plan.pickle").write_bytes(pickle.dumps(self))
@@ -74,18 +73,19 @@ class Plan:
     def load(cls, folder: pathlib.Path) -> "Plan":
         return pickle.loads((folder / "plan.pickle").read_bytes())
 
-    def document_file(self, folder: pathlib.Path, task: int) -> pathlib.Path:
-        """Returns where a task writes its finished documents: documents/SOURCE/NNNNN.parquet, numbered within the source."""
-        name = self.source_of[task]
-        return folder / "documents" / name / f"{task - self._first[name]:05d}.parquet"
-
     def name_of(self, doc: int, doc_id: str) -> str:
         """Returns a document's id with its source's name, because ids are unique only within a source."""
         return f"{doc_id} ({self.source_of[doc >> ROW_BITS]})"
 
-    @functools.cached_property
-    def _first(self) -> dict[str, int]:
-        return {name: self.source_of.index(name) for name in set(self.source_of)}
+
+# What the tasks read and write, each of these a file for each task.
+_FOLDERS = ("units", "samples", "stages", "shared", "tally", "examples", "windows")
+_TABLES = ("sign", "sketch", "lines", "exact", "pairs", "near", "repeats")  # of `jaxlm.corpus.dedup`
+
+
+def make_folders(folder: pathlib.Path) -> None:
+    for name in (*_FOLDERS, *_TABLES):
+        (folder / name).mkdir(parents=True, exist_ok=True)
 
 
 class Books:
@@ -95,19 +95,16 @@ class Books:
     `examples/PHASE-TASK.jsonl`.
     """
 
-    def __init__(self, folder: pathlib.Path, phase: str, task: int, source: str, pii: Stage | None = None):
-        """`pii` is the stage that hides personal data in the records, None for no hiding."""
-        self._pii = pii
-        for name in ("tally", "examples"):
-            (folder / name).mkdir(exist_ok=True)
-        self.tally = Tally()
+    def __init__(self, folder: pathlib.Path, phase: str, task: int, source: str, chain: Sequence[Stage] = ()):
+        """If `chain`, the stages, has the stage `pii`, that hides personal data in the records too."""
+        self._pii = next((stage for stage in chain if stage.name == "pii"), None)
+        self.tally = Tally(stages=[StageTally(stage.name) for stage in chain])
         self._source = source
         self._folder, self._name = folder, f"{phase}-{task:06d}"
         self._outs: dict[str, typing.IO[bytes]] = {}
         self._files = contextlib.ExitStack()
         self._shown: collections.Counter[tuple[str, str]] = collections.Counter()
         self._examples: list[str] = []
-        self._changes: collections.Counter[str] = collections.Counter()
 
     def removed(self, stage: str, document: Document, why: Remove) -> None:
         excerpt = self._hidden(document.text[: _EXCERPT + _MARGIN])[:_EXCERPT]
@@ -119,13 +116,12 @@ class Books:
         Changes of white space alone are left out. Of personal data only the text after it was replaced is recorded.
         """
         after = document.text
-        if self._changes[stage] >= _CHANGES or before.split() == after.split():
+        if self._shown[stage, ""] >= _CHANGES or before.split() == after.split():
             return
         if stage != "pii":  # before the cut, of which the stage would not find half a number
             before, after = self._hidden(before), self._hidden(after)
         if before.split() == after.split():
             return
-        self._changes[stage] += 1
         words = zip(*(re.finditer(r"\S+", text) for text in (before, after)), strict=False)
         at = next(([a.start(), b.start()] for a, b in words if a[0] != b[0]), [min(len(before), len(after))] * 2)
         if stage == "html":  # a page's head is longer than what is shown: the first words that stand in both
@@ -178,8 +174,7 @@ def clean(folder: pathlib.Path, task: int) -> None:
     unit = pickle.loads((folder / "units" / f"{task:06d}.pickle").read_bytes())
     source = plan.sources[name]
     chain = [registry.make(spec, folder / "stages") for spec in source.stages]
-    books = Books(folder, "clean", task, name, next((stage for stage in chain if stage.name == "pii"), None))
-    books.tally.stages = [StageTally(stage.name) for stage in chain]
+    books = Books(folder, "clean", task, name, chain)
     together = {stage: plan.global_settings[stage] for stage in source.global_stages}
     signer = Signer(folder, task, source.priority, together)
     writer = DocumentWriter(folder / "clean" / f"{task:06d}.parquet")
@@ -247,9 +242,9 @@ def finish(folder: pathlib.Path, task: int) -> None:
     chain = [kinds[stage](stage, plan, folder, task) for stage in plan.sources[name].global_stages]
     if plan.sources[name].without:
         chain.append(_Listed(plan.sources[name].without))
-    books = Books(folder, "finish", task, name)
-    books.tally.stages = [StageTally(stage.name) for stage in chain]
-    path = plan.document_file(folder, task)
+    books = Books(folder, "finish", task, name, chain)
+    number = task - plan.source_of.index(name)  # within the source
+    path = folder / "documents" / name / f"{number:05d}.parquet"
     writer = DocumentWriter(path)
     windows = [np.empty(0, np.uint64)]  # of the documents that stay, to tell what sources share
     for document in counted(read_documents(folder / "clean" / f"{task:06d}.parquet"), folder, "finish", task):
@@ -260,9 +255,7 @@ def finish(folder: pathlib.Path, task: int) -> None:
             books.tally.kept += 1
             books.tally.kept_bytes += size(document.text)
     writer.close()
-    (folder / "written").mkdir(exist_ok=True)
-    (folder / "written" / f"{task:06d}.json").write_text(json.dumps(describe(path, folder)))
-    (folder / "windows").mkdir(exist_ok=True)
+    books.tally.files.append(describe(path, folder))
     np.unique(np.concatenate(windows)).tofile(folder / "windows" / f"{task:06d}.u64")
     books.close()
 
@@ -318,8 +311,7 @@ class _Listed(Stage):
 def _of_task(place: pathlib.Path, task: int, *columns: str) -> Iterator[tuple]:
     """Yields (row, value of each column) for one task's documents, from the files of a table, each sorted by document."""
     first = task << ROW_BITS
-    table = pq.read_table(
-        place, columns=["doc", *columns], filters=[("doc", ">=", first), ("doc", "<", first + (1 << ROW_BITS))]
-    )
+    of_task = [("doc", ">=", first), ("doc", "<", first + (1 << ROW_BITS))]
+    table = pq.read_table(place, columns=["doc", *columns], filters=of_task)
     rows = [doc - first for doc in table.column("doc").to_pylist()]
     yield from zip(rows, *(table.column(column).to_pylist() for column in columns), strict=True)

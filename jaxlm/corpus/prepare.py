@@ -21,9 +21,8 @@ import random
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-import duckdb
 import numpy as np
 import pyarrow.parquet as pq
 
@@ -101,14 +100,11 @@ def _finished(root: pathlib.Path, settings: PrepareConfig, data: DataConfig, log
         key = f"files of {name}"
         try:
             remote = "://" in source.spec.path or source.spec.path.startswith("hub:")
-            task_bytes = int(settings.task_mb * 1e6)
-            # Earlier versions did not cut small sources.
-            cuts = (
-                [] if remote else [_signature(split_source(source.spec, task_bytes, spread=x)) for x in (True, False)]
-            )
-            wanted[key] = next((cut for cut in cuts if cut == built.get(key)), cuts[0]) if cuts else built.get(key)
+            spreads = () if remote else (True, False)  # earlier versions did not cut small sources
+            cuts = [_signature(split_source(source.spec, int(settings.task_mb * 1e6), spread=x)) for x in spreads]
         except ConfigError:
-            wanted[key] = built.get(key)  # finished data is often carried to another machine without its sources
+            cuts = []  # finished data is often carried to another machine without its sources
+        wanted[key] = cuts[0] if cuts and built.get(key) not in cuts else built.get(key)
         for spec in source.stages:
             if not spec.inputs:
                 wanted[f"inputs of {name}/{spec.name}"] = built.get(f"inputs of {name}/{spec.name}", "")
@@ -150,7 +146,6 @@ def _run(root: pathlib.Path, settings: PrepareConfig, data: DataConfig, engine: 
             # Another recipe's documents replaced its own.
             shutil.rmtree(folder / "tasks" / "finish", ignore_errors=True)
         plan.save(folder, units, samples)
-        (folder / "stages").mkdir(exist_ok=True)
         _build_stages(plan, folder, log)
         phases = _phases(plan, len(samples))
         del units, samples  # of a million files, they take gigabytes
@@ -180,7 +175,7 @@ def _phases(plan: Plan, samples: int) -> list[tuple[str, str, int]]:
         ("shared", f"{_HERE}.find_shared", samples),
         ("clean", f"{pipeline.__name__}.clean", len(plan.source_of)),
         ("exact", f"{_HERE}.find_exact", _parts(plan)),
-        ("pairs", f"{_HERE}.find_pairs", plan.global_settings["near"]["bands"] if "near" in used else 0),
+        ("pairs", f"{_HERE}.find_pairs", _bands(plan) if "near" in used else 0),
         ("near", f"{_HERE}.find_near", 1),
         ("lines", f"{_HERE}.find_lines", _parts(plan) if "lines" in used else 0),
         ("finish", f"{pipeline.__name__}.finish", len(plan.source_of)),
@@ -273,9 +268,7 @@ def make_recipe(settings: PrepareConfig, planned: Mapping[str, SourcePlan], unit
     recipe: dict = {"version": FORMAT, "task_mb": settings.task_mb}
     for name, source in planned.items():
         recipe[f"source {name}"] = dataclasses.asdict(source.spec)
-        recipe[f"stages of {name}"] = [[spec.name, spec.recorded] for spec in source.stages] + list(
-            source.global_stages
-        )
+        recipe[f"stages of {name}"] = [*([spec.name, spec.recorded] for spec in source.stages), *source.global_stages]
         recipe |= {f"inputs of {name}/{spec.name}": spec.inputs for spec in source.stages}
         recipe[f"priority of {name}"] = source.priority
         if source.without:
@@ -358,7 +351,6 @@ def find_shared(folder: pathlib.Path, task: int) -> None:
     """Runs task `task` of the phase `shared`: finds what the pages of some sites share."""
     name, sample = pickle.loads((folder / "samples" / f"{task:06d}.pickle").read_bytes())
     sites = shared_blocks.find(Plan.load(folder).sources[name].spec, sample)
-    (folder / "shared").mkdir(exist_ok=True)
     (folder / "shared" / f"{task:06d}.pickle").write_bytes(pickle.dumps({name: sites} if sites else {}))
 
 
@@ -376,45 +368,42 @@ def _parts(plan: Plan) -> int:
     return min(_MOST_PARTS, 1 + len(plan.source_of) // _TASKS_OF_PART)
 
 
+def _bands(plan: Plan) -> int:
+    return plan.global_settings["near"]["bands"]
+
+
 @contextlib.contextmanager
-def _tables(
-    folder: pathlib.Path, plan: Plan, parts: int = 1
-) -> Iterator[tuple[duckdb.DuckDBPyConnection, pathlib.Path]]:
-    """Gives (a connection, `folder` by a path that DuckDB can read) to one of `parts` tasks that run side by side."""
-    side = min(parts, plan.threads)  # tasks that run side by side on one machine
-    memory_gb, threads = plan.memory_gb / side, plan.threads // side
-    with files.plain_path(folder) as plain, connect(plain, max(_LEAST_GB, memory_gb), threads) as connection:
-        yield connection, plain
+def _tables(folder: pathlib.Path, parts: Callable[[Plan], int] = lambda plan: 1) -> Iterator[tuple]:
+    """Gives (plan, connection, `folder` by a path that DuckDB can read) to one of `parts(plan)` tasks."""
+    plan = Plan.load(folder)
+    side = min(parts(plan), plan.threads)  # tasks that run side by side on one machine
+    memory_gb, threads = max(_LEAST_GB, plan.memory_gb / side), plan.threads // side
+    with files.plain_path(folder) as plain, connect(plain, memory_gb, threads) as connection:
+        yield plan, connection, plain
 
 
 def find_exact(folder: pathlib.Path, task: int) -> None:
     """Runs task `task` of the phase `exact`: finds exact duplicates among those of its part of the hashes."""
-    plan = Plan.load(folder)
-    with _tables(folder, plan, parts := _parts(plan)) as tables:
-        near.find_copies(*tables, task, parts)
+    with _tables(folder, _parts) as (plan, *tables):
+        near.find_copies(*tables, task, _parts(plan))
 
 
 def find_pairs(folder: pathlib.Path, task: int) -> None:
     """Runs task `task` of the phase `pairs`: finds similar documents among those that share the hash of band `task`."""
-    plan = Plan.load(folder)
-    settings = plan.global_settings["near"]
-    with _tables(folder, plan, settings["bands"]) as tables:
-        near.find_pairs(*tables, task, settings["threshold"])
+    with _tables(folder, _bands) as (plan, *tables):
+        near.find_pairs(*tables, task, plan.global_settings["near"]["threshold"])
 
 
 def find_near(folder: pathlib.Path, task: int) -> None:
     """Runs the phase `near`: decides which near duplicates are removed."""
-    plan = Plan.load(folder)
-    with _tables(folder, plan) as tables:
+    with _tables(folder) as (_, *tables):
         near.resolve(*tables)
 
 
 def find_lines(folder: pathlib.Path, task: int) -> None:
     """Runs task `task` of the phase `lines`: decides which lines are removed, of those of its part of the hashes."""
-    plan = Plan.load(folder)
-    settings = plan.global_settings["lines"]
-    with _tables(folder, plan, parts := _parts(plan)) as tables:
-        lines.find(*tables, settings["min_documents"], settings["min_share"], task, parts)
+    with _tables(folder, _parts) as (plan, *tables):
+        lines.find(*tables, plan.global_settings["lines"], task, _parts(plan))
 
 
 EXAMPLES = "examples.jsonl"
@@ -454,17 +443,15 @@ def _tallies(folder: pathlib.Path, plan: Plan, phases: Sequence[str]) -> dict[st
 def _conclude(root: pathlib.Path, folder: pathlib.Path, plan: Plan, recipe: dict) -> None:
     """Checks the counts, moves the results from `folder` to `root`, writes the manifest, and removes the work files."""
     tallies = _tallies(folder, plan, ("clean", "finish"))
-    written: dict[str, list[dict]] = {name: [] for name in plan.sources}
-    for task, name in enumerate(plan.source_of):
-        written[name].append(json.loads((folder / "written" / f"{task:06d}.json").read_bytes()))
-        path = plan.document_file(folder, task)
-        if not path.exists():  # moved by a conclusion that was cut short
-            path = root / path.relative_to(folder)
-        if path.stat().st_size != written[name][-1]["size"]:
-            raise RunError(f"{path} differs in size from what was written; delete {folder} and prepare again")
     for name, tally in tallies.items():
+        for entry in tally.files:
+            path = folder / entry["file"]
+            if not path.exists():  # moved by a conclusion that was cut short
+                path = root / entry["file"]
+            if path.stat().st_size != entry["size"]:
+                raise RunError(f"{path} differs in size from what was written; delete {folder} and prepare again")
         tally.check(name)
-        if tally.kept != sum(entry["documents"] for entry in written[name]):
+        if tally.kept != sum(entry["documents"] for entry in tally.files):
             raise RunError(f"{root / 'documents' / name} does not hold its {tally.kept} documents")
     _merge_removed(root, folder)
     _write_examples(root, folder)
@@ -478,24 +465,14 @@ def _conclude(root: pathlib.Path, folder: pathlib.Path, plan: Plan, recipe: dict
     manifest = {
         "format": FORMAT,
         "recipe": recipe,
-        **({"shared": _listed(shared)} if shared else {}),
-        "sources": {
-            name: {"path": plan.sources[name].spec.path} | tally.to_dict() | {"files": written[name]}
-            for name, tally in tallies.items()
-        },
+        **({"shared": shared} if shared else {}),
+        "sources": {name: {"path": plan.sources[name].spec.path} | tally.to_dict() for name, tally in tallies.items()},
     }
     seconds = {name: {stage.name: round(stage.seconds, 3) for stage in tally.stages} for name, tally in tallies.items()}
     (root / "timings.json").write_text(json.dumps(seconds, indent=1) + "\n")
-    content = (json.dumps(manifest, indent=1, ensure_ascii=False) + "\n").encode()
+    content = (json.dumps(manifest, indent=1, ensure_ascii=False, default=sorted) + "\n").encode()  # sets of `shared`
     files.write_atomically(root / MANIFEST, content)
     shutil.rmtree(root / "work")
-
-
-def _listed(shared: Mapping[str, shared_blocks.BySite]) -> dict[str, dict[str, dict[str, list[str]]]]:
-    return {
-        source: {site: {place: sorted(texts) for place, texts in places.items()} for site, places in sites.items()}
-        for source, sites in shared.items()
-    }
 
 
 def _merge_removed(root: pathlib.Path, folder: pathlib.Path) -> None:
@@ -525,7 +502,7 @@ def _write_examples(root: pathlib.Path, folder: pathlib.Path) -> None:
 
 def _write_clusters(root: pathlib.Path, folder: pathlib.Path, plan: Plan) -> None:
     """Writes clusters.json: the sizes of groups of duplicates, and the largest groups with some of their members."""
-    with _tables(folder, plan) as (connection, plain):
+    with _tables(folder) as (_, connection, plain):
         connection.execute(f"""
             CREATE TEMP TABLE gone AS SELECT * FROM (
                 SELECT * FROM read_parquet({quoted(plain / "exact/*.parquet")})

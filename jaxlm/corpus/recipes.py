@@ -38,11 +38,9 @@ def check_same(
         if was == now:
             continue
         was, now = map(_words, _differing(was, now))
-        how = (
-            f"from {key}, which are not the same now"
-            if key.startswith("files of ")
-            else f"with {key} = {was}, now it is {now}"
-        )
+        how = f"with {key} = {was}, now it is {now}"
+        if key.startswith("files of "):
+            how = f"from {key}, which are not the same now"
         raise ConfigError(f"{made} {how}; set another --config.data.dir, or delete {manifest} to {again}")
 
 

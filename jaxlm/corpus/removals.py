@@ -1,7 +1,6 @@
 """Names the stages that removed much of a source, with examples, and the settings that would keep the removed text."""
 
 import collections
-import dataclasses
 import json
 import math
 import pathlib
@@ -9,6 +8,7 @@ import re
 import shlex
 import statistics
 import textwrap
+import typing
 from collections.abc import Mapping, Sequence
 
 from jaxlm.corpus import prepare
@@ -69,32 +69,11 @@ _OFF = {
 _LANGUAGE = re.compile(r"\w+")
 
 
-@dataclasses.dataclass(frozen=True)
-class Taken:
-    """What a stage removed from a source."""
+class Taken(typing.NamedTuple):
+    """A stage that removed much of a source."""
 
-    source: str
-    stage: str
-    documents: int  # that the stage removed
-    of: int  # all documents that were read from the source
-    text: float  # the share of the stage's input text that it removed; 0 if little, and for `html`
-    reason: str  # of most removals; "" if the stage only changed documents
-    count: int  # documents removed for this reason
-    examples: tuple[str, ...]
+    lines: list[str]  # for users
     keep: tuple[str, ...]  # flags that would keep most of the documents
-
-    def lines(self) -> list[str]:
-        """Returns the lines for users."""
-        cut = f"{self.text:.0%} of the text that came to it" if self.text >= MUCH else ""
-        if self.reason:
-            share = f"{self.documents / max(self.of, 1):.0%}"
-            line = f"{self.stage} took {self.documents:,} of {self.of:,} documents of {self.source} ({share})"
-            line += f", {cut}" * bool(cut) + f"; {self.count:,} by {self.reason!r}"
-        else:
-            line = f"{self.stage} took {cut} of {self.source}"
-        if self.examples:
-            line += f", such as {', '.join(self.examples)}"
-        return [line, *([f"  to keep them: {' '.join(self.keep)}"] if self.keep else [])]
 
 
 def much(manifest: Mapping, root: pathlib.Path, stages: Mapping[str, Sequence[str]]) -> list[Taken]:
@@ -111,12 +90,18 @@ def much(manifest: Mapping, root: pathlib.Path, stages: Mapping[str, Sequence[st
             text = gone / stage["bytes_in"] if gone > _FEW_BYTES else 0.0
             if removed.total() <= MUCH * documents and text <= MUCH:
                 continue
+            cut, line = f"{text:.0%} of the text that came to it" if text >= MUCH else "", f"{stage['name']} took "
             reason, count = (removed.most_common(1) or [("", 0)])[0]
-            examples = shown[name, stage["name"], reason][:_EXAMPLES]
-            named = tuple(_named(example, i == 0) for i, example in enumerate(examples))
-            listed = stage["name"] == "without"  # no setting of a stage keeps these
-            keep = () if listed else _keep(name, stage["name"], removed, shown, manifest, stages[name])
-            taken.append(Taken(name, stage["name"], removed.total(), documents, text, reason, count, named, keep))
+            if reason:
+                share = f"{removed.total() / max(documents, 1):.0%}"
+                line += f"{removed.total():,} of {documents:,} documents of {name} ({share})"
+                line += f", {cut}" * bool(cut) + f"; {count:,} by {reason!r}"
+            else:
+                line += f"{cut} of {name}"
+            if examples := shown[name, stage["name"], reason][:_EXAMPLES]:
+                line += f", such as {', '.join(_named(example, i == 0) for i, example in enumerate(examples))}"
+            keep = _keep(name, stage["name"], removed, shown, manifest, stages[name])
+            taken.append(Taken([line, *([f"  to keep them: {' '.join(keep)}"] if keep else [])], keep))
     return taken
 
 
@@ -184,10 +169,7 @@ def _junk(rows: Sequence[Mapping], patterns: Sequence[str]) -> list[str]:
     # The stage `lines` removes repeated lines; those that it leaves, such as imports of code, are text.
     lines, junk = [], [row for row in rows if row["junk"] and row["kind"] not in ("line", "clause")]
     if junk:
-        named = [
-            f"{textwrap.shorten(row['text'], _DETAIL_CHARS, placeholder=' ...')!r} in {row['share_of_documents']:.1%}"
-            for row in junk[:_EXAMPLES]
-        ]
+        named = [f"{_short(row['text'])!r} in {row['share_of_documents']:.1%}" for row in junk[:_EXAMPLES]]
         wanted = dict.fromkeys([*patterns, *(row["pattern"] for row in junk[:_EXAMPLES])])
         flag = shlex.quote(f"({', '.join(map(json.dumps, wanted))},)")
         lines.append(
@@ -212,7 +194,11 @@ def _counts(counts: Mapping[str, int]) -> str:
 def _named(example: Mapping[str, str], whole: bool) -> str:
     if not (whole and example["reason"] and example["detail"]):
         return example["id"]
-    return f"{example['id']} ({textwrap.shorten(example['detail'], _DETAIL_CHARS, placeholder=' ...')})"
+    return f"{example['id']} ({_short(example['detail'])})"
+
+
+def _short(text: str) -> str:
+    return textwrap.shorten(text, _DETAIL_CHARS, placeholder=" ...")
 
 
 def _keep(
@@ -223,9 +209,9 @@ def _keep(
     manifest: Mapping,
     stages: Sequence[str],
 ) -> tuple[str, ...]:
-    """Returns flags to keep such text: more languages, limits off, or else the stage off; () for stage `exact`."""
-    if stage == "exact":
-        return ()  # one copy of each document stays
+    """Returns flags to keep such text: more languages, limits off, or else the stage off; () if none keeps it."""
+    if stage in ("exact", "without"):
+        return ()  # one copy of each document stays; no setting of a stage keeps what a list takes out
     main = [reason for reason, count in removed.most_common() if count >= _MAIN * removed.total()]
     if stage == "language" and main[:1] == ["other language"]:
         lines = manifest["recipe"][f"stages of {source}"]

@@ -34,7 +34,7 @@ _INSIDE = f"{_TEXT}, p, li, td"
 # Selector of a place -> digests of the texts that are furniture there.
 Shared = Mapping[str, frozenset[str]]
 BySite = Mapping[str, Shared]
-Sample = tuple[str, Sequence[Part]]  # a site, some of its pages; or "", WARC files
+Sample = Sequence[Part]  # some pages of a site, or WARC files
 
 
 def site_of(metadata: Mapping[str, str]) -> str:
@@ -53,25 +53,22 @@ def samples(units: Iterable[Unit]) -> Iterator[list[Sample]]:
     task = []
     for sample in _by_hash(folders, lambda part: part.name):
         task.append(sample)
-        if sum(len(pages) for _, pages in task) >= _TASK_PAGES:
+        if sum(map(len, task)) >= _TASK_PAGES:
             yield task
             task = []
     if task:
         yield task
     if archives:
-        yield [("", sorted(archives, key=lambda part: _hash(part.name))[:_ARCHIVES])]
+        yield [sorted(archives, key=lambda part: _hash(part.name))[:_ARCHIVES]]
 
 
 def find(spec: SourceSpec, samples: Iterable[Sample]) -> BySite:
     """Returns for each site of a source what the pages of its sample share; leaves out sites whose pages share nothing."""
     counters: dict[str, _Counter] = collections.defaultdict(_Counter)
-    for site, parts in samples:
-        if parts[0].format == "warc":
-            for document in _pages_of_hosts(parts, spec):
-                counters[site_of(document.metadata)].add(document.text)
-        else:
-            for document in (d for part in parts for d in registry.reader("html").read(part, spec, SourceStats())):
-                counters[site].add(document.text)
+    for parts in samples:
+        pages = (d for part in parts for d in registry.reader(part.format).read(part, spec, SourceStats()))
+        for document in _pages_of_hosts(parts, spec) if parts[0].format == "warc" else pages:
+            counters[site_of(document.metadata)].add(document.text)
     by_site = {site: counter.shared() for site, counter in counters.items()}
     return {site: shared for site, shared in by_site.items() if shared}
 
@@ -82,7 +79,7 @@ def _pages_of_hosts(archives: Sequence[Part], spec: SourceSpec) -> Iterator[Docu
     for url, doc_id in id_of.items():
         if host := site_of_url(url):
             ids_of[host].append(doc_id)
-    chosen = {doc_id for _, ids in _by_hash(ids_of, str) for doc_id in ids}
+    chosen = {doc_id for ids in _by_hash(ids_of, str) for doc_id in ids}
     for part in archives if chosen else ():
         for document in warc.read(part, spec, SourceStats(), only=chosen):
             if document.metadata["format"] == "html":
@@ -97,14 +94,14 @@ def _hash(name: str) -> bytes:
     return hashlib.blake2b(name.encode()).digest()
 
 
-def _by_hash(pages_of: Mapping[str, Sequence[T]], name: Callable[[T], str]) -> Iterator[tuple[str, Sequence[T]]]:
-    """Yields the sites that have enough pages, each with a sample of them."""
+def _by_hash(pages_of: Mapping[str, Sequence[T]], name: Callable[[T], str]) -> Iterator[Sequence[T]]:
+    """Yields a sample of the pages of each site that has enough of them."""
     left = _SAMPLES
-    for site, pages in sorted(pages_of.items()):
+    for _, pages in sorted(pages_of.items()):
         if len(pages) >= LEAST_PAGES and left > 0:
             sample = sorted(pages, key=lambda each: _hash(name(each)))[:_SAMPLE]
             left -= len(sample)
-            yield site, sample
+            yield sample
 
 
 class _Counter:

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import pathlib
 import typing
+from collections.abc import Iterable
 
 Settings = typing.Any  # a dataclass of config/prepare_stages.py
 Edits = collections.Counter[str]  # kind of change -> how often it was made
@@ -25,6 +26,17 @@ class Remove:
 
     reason: str  # a counter of the stage, such as "too few words"; holds no numbers
     detail: str = ""  # the facts behind it ("words=12, min_words=50"), shown with the examples
+
+
+def first_broken(rules: Iterable[tuple[bool, str, str]]) -> Remove | None:
+    """Returns why a document is removed by rules that are (True if broken, reason, detail); None if all hold."""
+    return next((Remove(reason, detail) for broken, reason, detail in rules if broken), None)
+
+
+def scored(document: Document, key: str, score: float, reason: str, least: float) -> Remove | None:
+    """Writes a score to the document's metadata. Returns why it is removed if the score is below `least`."""
+    document.metadata[key] = round(score, 4)
+    return Remove(reason, f"score={score:.3f}, min_score={least}") if score < least else None
 
 
 class Stage:

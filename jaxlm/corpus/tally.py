@@ -57,10 +57,13 @@ class Tally(SourceStats):
     stages: list[StageTally] = dataclasses.field(default_factory=list)
     kept: int = 0  # after the last stage
     kept_bytes: int = 0
+    files: list[dict] = dataclasses.field(default_factory=list)  # of kept documents, see `documents.describe`
 
     def add(self, other: "Tally") -> None:
         """Adds the counts of another task of the same source."""
-        _add(self, other, ("documents", "bytes", "skipped", "repaired", "lost", "failed", "kept", "kept_bytes"))
+        _add(
+            self, other, ("documents", "bytes", "skipped", "repaired", "lost", "failed", "kept", "kept_bytes", "files")
+        )
         self.no_field = self.no_field or other.no_field
         self.failures = (self.failures + other.examples + other.failures)[:FAILURES]
         stages = {stage.name: stage for stage in self.stages}
@@ -94,6 +97,7 @@ class Tally(SourceStats):
             },
             "stages": stages,
             "kept": {"documents": self.kept, "bytes": self.kept_bytes},
+            "files": self.files,
         }
 
 

@@ -161,7 +161,8 @@ def test_what_pii_hides_stays_out_of_the_books(tmp_path):
     """Also what a cut would halve, or a quoted line end hide."""
     settings = base.get_config().prepare.stages.pii.to_dict()
     pii = registry.make(registry.StageSpec("pii", settings), tmp_path)
-    books = pipeline.Books(tmp_path, "clean", 0, "web", pii)
+    pipeline.make_folders(tmp_path)
+    books = pipeline.Books(tmp_path, "clean", 0, "web", [pii])
     numbers = "pay\n4111 1111 1111 1111\nphone\n+1 415 555 2671\nssn\n536-90-4399"
     books.changed("unicode", Document(f"bad char then {numbers}", "a"), f"bad\u200b char then {numbers}")
     cut = f"{'word ' * 98}john.smith.longname@post-office.org and more"
@@ -178,6 +179,7 @@ def test_what_pii_hides_stays_out_of_the_books(tmp_path):
 
 
 def test_an_example_of_a_change_is_the_part_that_changed(tmp_path):
+    pipeline.make_folders(tmp_path)
     books = pipeline.Books(tmp_path, "clean", 0, "web")
     books.changed("unicode", Document("white space", "a"), "white  space\n")  # which shows nothing
     before, after = (f"{'a ' * 900}{word} {'b ' * 900}" for word in ("cafe", "caf\u00e9"))

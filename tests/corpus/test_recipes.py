@@ -119,7 +119,7 @@ def test_over_a_tenth_is_named_with_reason_examples_and_limits(tmp_path):
         text=(10**6, 930_000),
     )
     (found,) = much(tmp_path, few, many)
-    assert found.lines() == [
+    assert found.lines == [
         "gopher_quality took 13 of 100 documents of web (13%); 8 by 'gopher_short_doc', such as 0.html (x=0), 1.html, 2.html",
         f"  to keep them: {QUALITY}.min_words=0 {QUALITY}.max_bullet_lines=0",
     ]
@@ -128,7 +128,7 @@ def test_over_a_tenth_is_named_with_reason_examples_and_limits(tmp_path):
 def test_text_counts_too_but_not_markup(tmp_path):
     html, lines = stage("html", {}, text=(10**6, 100_000)), stage("lines", {}, text=(10**6, 850_000))
     (found,) = much(tmp_path, html, stage("unicode", {}, text=(9, 1)), lines)
-    assert found.lines() == [
+    assert found.lines == [
         "lines took 15% of the text that came to it of web, such as 0.html, 1.html, 2.html",
         "  to keep them: --config.prepare.sources.web.stages=\"('unicode', 'gopher_quality', 'junk', 'exact')\"",
     ]

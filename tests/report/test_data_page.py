@@ -180,22 +180,21 @@ def test_mismatch_as_the_corpus_reports_it(tmp_path, summary):
         "code": [f"def run_{i}(x):\n    return x + {i}\n" * 4 for i in range(12)],
     }
     target = [f"a dog number {i} ran to the house and slept all night long. " * 3 for i in range(12)]
-    report = mismatch.compare(texts, target, sample_mb=0.1)
-    summary["mismatch"] = report.to_dict()
+    report = summary["mismatch"] = mismatch.compare(texts, target, sample_mb=0.1)
     _, shown = written(tmp_path, summary)
     advice, mixture, divergence, auc, pairs, lengths, formats = shown.tables[-7:]
-    assert advice[1][1:] == [report.advice["web"].action, report.advice["web"].sentence]
+    assert advice[1][1:] == list(report["advice"]["web"].values())
     assert [row[:2] for row in mixture[1:]] == [["web", "50.0%"], ["code", "50.0%"]]
-    by_names = {(pair.a, pair.b): pair for pair in report.pairs}
+    by_names = {(pair["a"], pair["b"]): pair for pair in report["pairs"]}
     assert divergence[0] == ["", "web", "code", "target"]
-    apart = [f"{by_names[names].js_words:.2f}" for names in (("web", "code"), ("code", "target"))]
+    apart = [f"{by_names[names]['js_words']:.2f}" for names in (("web", "code"), ("code", "target"))]
     assert divergence[2] == ["code", apart[0], "·", apart[1]]
-    assert auc[1][3] == f"{by_names['web', 'target'].auc:.2f}"
+    assert auc[1][3] == f"{by_names['web', 'target']['auc']:.2f}"
     assert pairs[1][0] == "code, target"
-    assert lengths[1][3] == f"{report.sources['web']['length']['p5']:,}"
+    assert lengths[1][3] == f"{report['sources']['web']['length']['p5']:,}"
     assert shown.tags["svg"] == 3
-    assert len(formats[0]) == 4 + len(report.sources["web"]["formats"])
-    summary["mismatch"] = mismatch.compare(texts).to_dict()
+    assert len(formats[0]) == 4 + len(report["sources"]["web"]["formats"])
+    summary["mismatch"] = mismatch.compare(texts)
     assert "Nearest mixture" not in written(tmp_path, summary)[1].text
 
 
@@ -216,7 +215,7 @@ def test_hostile_documents_stay_text(tmp_path, summary):
         "examples": [dict.fromkeys(("source", "stage", "reason", "detail", "id"), "s") | {"excerpt": "e\ud800\ufeff"}],
         "clusters": {"sizes": {2: 1}, "largest": [{"size": 2, "kept": "k", "members": ["m", "k"]}]},
         "junk": [finding.to_row()],
-        "mismatch": mismatch.compare(texts, sample_mb=0.01).to_dict(),
+        "mismatch": mismatch.compare(texts, sample_mb=0.01),
         "tokenizer_fit": [{"source": "s"}],
         "manifest": {"sha256": "0", "config": {"a": "b"}},
     }

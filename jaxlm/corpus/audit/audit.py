@@ -13,7 +13,7 @@ import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from jaxlm.corpus.audit.counts import HALVES, Counts, Entry, Table, scan
+from jaxlm.corpus.audit.counts import HALVES, Counts, Entry, scan
 from jaxlm.corpus.sources.base import SourceSpec, SourceStats
 from jaxlm.corpus.sources.embedded import iterate_embedded
 from jaxlm.corpus.sources.units import read_unit, split_source
@@ -112,7 +112,7 @@ def _is_habit(table: str, key: str, entry: Entry, counts: Counts, contrast: Coun
 def _known_junk(counts: Counts, others: list[Counts], contrast: Counts | None) -> Iterator[Finding]:
     for key, entry in counts.junk.entries.items():
         kind, _, label = key.partition(":")
-        group, concentration = GROUPS[kind], _concentration(entry, counts, [(o, o.junk, key) for o in others])
+        group, concentration = GROUPS[kind], _concentration("junk", key, entry, counts, others)
         debris = group.debris.match(label) and not entry.frame.is_shown
         junk = debris and _is_habit("junk", key, entry, counts, contrast)
         pattern = group.remover(kind, label) if junk else ""
@@ -126,7 +126,7 @@ def _words(counts: Counts, others: list[Counts], contrast: Counts | None) -> Ite
         kind = shape(word)
         if kind == "plain" and not others:
             continue
-        concentration = _concentration(entry, counts, [(o, o.words, word) for o in others])
+        concentration = _concentration("words", word, entry, counts, others)
         # General prose is too little text for a z-score of its own, and has no words of unnatural shape.
         sure = kind != "plain" and others in ([], [contrast])
         if concentration >= _OWN and (sure or _log_odds_z(word, entry, counts, others) >= _MIN_Z):
@@ -140,13 +140,11 @@ def _words(counts: Counts, others: list[Counts], contrast: Counts | None) -> Ite
             entry = counts.words.entries[word]
             dominance = entry.count / (total + _FEW_WORDS)
             severity = _SHAPES[kind] * (dominance if kind == "plain" else math.sqrt(dominance))
-            why = "a word of this source"
-            if _is_habit("words", word, entry, counts, contrast):
-                why = _why_junk(word, kind, entry, dominance, siblings) or why
-            pattern = rf"(?<!\w){_escape(word)}(?!\w)" if why != "a word of this source" else ""
-            yield _finding(
-                "word" if kind == "plain" else "token", word, pattern, why, counts, entry, concentration, severity
-            )
+            habit = _is_habit("words", word, entry, counts, contrast)
+            why = _why_junk(word, kind, entry, dominance, siblings) if habit else ""
+            pattern, why = (rf"(?<!\w){_escape(word)}(?!\w)", why) if why else ("", "a word of this source")
+            kind_of_finding = "word" if kind == "plain" else "token"
+            yield _finding(kind_of_finding, word, pattern, why, counts, entry, concentration, severity)
 
 
 def _why_junk(word: str, kind: str, entry: Entry, dominance: float, siblings: Mapping[str, int]) -> str:
@@ -195,7 +193,7 @@ def shape(word: str) -> str:
 
 def _log_odds_z(word: str, entry: Entry, counts: Counts, others: list[Counts]) -> float:
     """Returns the z-score of a word's log-odds ratio against the other sources (Monroe et al. 2008, equations 16 and 22)."""
-    here, there = entry.count, _elsewhere([(o, o.words, word) for o in others])
+    here, there = entry.count, _elsewhere("words", word, others)
     n_here, n_there = counts.total_words, sum(other.total_words for other in others)
     if not n_there:
         return math.inf
@@ -212,7 +210,7 @@ def _repeated(counts: Counts, others: list[Counts], contrast: Counts | None) -> 
         for text, entry in sorted(getattr(counts, table).entries.items(), key=lambda item: (-len(item[0]), item[0])):
             if entry.documents < min(_MIN_DOCUMENTS, counts.documents) or sum(map(str.isalpha, text)) < 5:
                 continue
-            concentration = _concentration(entry, counts, [(o, getattr(o, table), text) for o in others])
+            concentration = _concentration(table, text, entry, counts, others)
             if text.startswith("#") or (kind == "clause" and concentration < _OWN):  # headings are the same everywhere
                 continue
             if any(text in longer and entry.count < 2 * n for longer, n in shown) or _is_known(text):
@@ -249,15 +247,15 @@ def _escape(text: str) -> str:
     return re.escape(text).replace(r"\ ", r"\s+")
 
 
-def _elsewhere(places: list[tuple[Counts, Table, str]]) -> int:
+def _elsewhere(table: str, key: str, others: list[Counts]) -> int:
     """Returns how often a string occurs in other sources; for a missing string, how often at most (`Table.lost`)."""
-    return sum(table.entries[key].count if key in table.entries else table.lost for _, table, key in places)
+    tables = [getattr(other, table) for other in others]
+    return sum(t.entries[key].count if key in t.entries else t.lost for t in tables)
 
 
-def _concentration(entry: Entry, counts: Counts, places: list[tuple[Counts, Table, str]]) -> float:
-    other_bytes = sum(other.bytes for other, _, _ in places)
-    here, there = entry.count / counts.bytes, _elsewhere(places) / max(1, other_bytes)
-    return here / (here + there)
+def _concentration(table: str, key: str, entry: Entry, counts: Counts, others: list[Counts]) -> float:
+    here = entry.count / counts.bytes
+    return here / (here + _elsewhere(table, key, others) / max(1, sum(other.bytes for other in others)))
 
 
 def _finding(
@@ -293,11 +291,5 @@ def target_texts(path: str, limit: int, html: dict) -> Iterator[tuple[str, str]]
     spec = SourceSpec("target", path, max_bytes=limit)
     units = split_source(spec, max(1 << 20, limit))
     stage = registry.make(registry.StageSpec("html", html), pathlib.Path())
-
-    def texts() -> Iterator[tuple[str, str]]:
-        for unit in units:
-            for document in read_unit(unit, spec, SourceStats()):
-                if stage.apply(document, collections.Counter()) is None:
-                    yield document.id, document.text
-
-    return texts()
+    documents = (document for unit in units for document in read_unit(unit, spec, SourceStats()))
+    return ((d.id, d.text) for d in documents if stage.apply(d, collections.Counter()) is None)

@@ -1,6 +1,5 @@
 """Counts known junk, words, repeated lines and clauses of a source for the audit, in one pass and bounded memory."""
 
-import bisect
 import collections
 import dataclasses
 import functools
@@ -16,9 +15,7 @@ HALVES = ("words", "lines")  # words and outliers; known junk, lines and clauses
 _MIN_COUNT = 5
 _EXAMPLE_AT = 3  # a string's count from which on examples are kept
 _CONTEXT = 50  # characters on each side
-_SEARCHED = (
-    1 << 17
-)  # characters of a document in which examples are looked up: one of megabytes has thousands of strings
+_SEARCHED = 1 << 17  # characters of a document in which examples are looked up: one of megabytes has thousands
 _MAX_WORD = 40  # longer ones are blobs
 _LINE_CHARS = (10, 300)
 _CLAUSE_CHARS = (20, 300)
@@ -49,17 +46,12 @@ class _Document:
     def find_digits(self, key: str) -> int:
         """Returns where a string, in which each number stands as 0, begins in the text; -1 if it does not."""
         at = self.digits_as_0.text.find(key, 0, _SEARCHED)
-        ends, shifts = self._numbers
-        return at + shifts[bisect.bisect_right(ends, at)] if at >= 0 else at
+        return at + sum(self._longer[: self.digits_as_0.text.count("0", 0, max(0, at))])
 
     @functools.cached_property
-    def _numbers(self) -> tuple[list[int], list[int]]:
-        """Returns (where each number ends in `digits_as_0`, by how much the text is longer before each, and at the end)."""
-        ends, shifts = [], [0]
-        for match in _DIGITS.finditer(self.text):
-            ends.append(match.start() - shifts[-1] + 1)
-            shifts.append(shifts[-1] + len(match[0]) - 1)
-        return ends, shifts
+    def _longer(self) -> list[int]:
+        """Returns by how much each number of the text is longer than the 0 that stands for it."""
+        return [len(number) - 1 for number in _DIGITS.findall(self.text)]
 
     @functools.cached_property
     def shown(self) -> Shown:

@@ -46,7 +46,6 @@ _LINE_FORMATS = {
         r"|(?: {2,}|\t+)(?:return|raise|yield|assert)\b.*[\w)\]}'\"]\s*$|.*[=()\[\]<>].*;\s*$|.*[{}]\s*$|.*\):\s*$"
     ),
 }
-FORMATS = tuple(_LINE_FORMATS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,10 +164,8 @@ def formats(passages: Sequence[str]) -> dict[str, dict[str, float]]:
             here["code"] += here.pop("heading", 0)
         lines_of += here
         passages_of.update(kind for kind, count in here.items() if count >= (1 if kind == "heading" else 2))
-    return {
-        kind: {"lines": lines_of[kind] / max(n_lines, 1), "passages": passages_of[kind] / max(len(passages), 1)}
-        for kind in FORMATS
-    }
+    n_lines, n_passages = max(n_lines, 1), max(len(passages), 1)
+    return {k: {"lines": lines_of[k] / n_lines, "passages": passages_of[k] / n_passages} for k in _LINE_FORMATS}
 
 
 def _line_format(line: str) -> str | None:
@@ -191,8 +188,14 @@ _GAIN = 0.005  # bits nearer to the target; for a smaller gain the mixture is ke
 _DROP = 0.02  # a smaller share in the nearest mixture means: drop the source
 _APART = 1.5  # times the distance that is usual among the sources
 _CHANGE = 1.5  # times more or less than now
-_MANY = 2.0  # a ratio of two sources' sentence lengths that is worth naming
 _NAMES = {"list": "lists", "table": "tables", "heading": "headings", "code": "code"}
+# Parts of a source's entry: the ratio of two sources from which on it is worth naming, what the ratio is divided by to
+# compare it with other differences, and the words.
+_RATIOS = (
+    ("readability", "words_per_sentence", 2.0, 2.0, "it has {:.1f} words a sentence against {:.1f}"),
+    ("readability", "chars_per_word", 1.2, 2.0, "it has {:.1f} characters a word against {:.1f}"),
+    ("length", "p50", 4.0, 10.0, "its documents' median is {:,} characters against {:,}"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,38 +218,6 @@ class Pair:
         return max(0.0, self.js_words - self.floor_words)
 
 
-@dataclasses.dataclass(frozen=True)
-class Mixture:
-    """Two mixtures of the sources: the one in use, and the one nearest to the target."""
-
-    now: dict[str, float]
-    nearest: dict[str, float]
-    js_now: float  # bits from the target
-    js_nearest: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Advice:
-    """What to do with a source in a pilot."""
-
-    action: str  # keep, raise, lower or drop; without a target keep or try
-    sentence: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Report:
-    """The results of `compare`."""
-
-    sources: dict[str, dict]
-    pairs: list[Pair]
-    mixture: Mixture | None  # None without a target
-    advice: dict[str, Advice]
-
-    def to_dict(self) -> dict:
-        pairs = [dataclasses.asdict(pair) | {"distance": pair.distance} for pair in self.pairs]
-        return dataclasses.asdict(self) | {"pairs": pairs}
-
-
 def compare(
     sources: Mapping[str, Iterable[str]],
     target: Iterable[str] | None = None,
@@ -254,13 +225,13 @@ def compare(
     weights: Mapping[str, float] | None = None,
     sample_mb: float = 2.0,
     read_mb: float = 64.0,
-) -> Report:
+) -> dict:
     """Compares sources with one another and with a target, on samples; the order of texts does not matter.
 
-    Raises ConfigError if a source or the target has no text, or a source is named "target".
+    Returns, as JSON values, "sources" (name -> its lengths, readability and formats), "pairs" (see `Pair`), "mixture" (see
+    `_mixture`; None without a target) and "advice" (source -> action and sentence: what to do with it in a pilot). Raises
+    ConfigError if a source or the target has no text.
     """
-    if target is not None and TARGET in sources:
-        raise ConfigError('no source may be named "target" in a mismatch report: rename it')
     numbers: dict[str, int] = {}  # of words and pairs of words, alike for all samples that are compared
     profiles: dict[str, _Profile] = {}
     everything = dict(sources) | ({TARGET: target} if target is not None else {})
@@ -277,7 +248,10 @@ def compare(
     now = {name: weight / sum(now.values()) for name, weight in now.items()}
     mixture = _mixture(profiles, now, len(numbers)) if target is not None else None
     described = {name: profile.describe() for name, profile in profiles.items()}
-    return Report(described, pairs, mixture, _advise(described, pairs, mixture))
+    advised = _advise(described, pairs, mixture)
+    advice = {name: dict(zip(("action", "sentence"), each, strict=True)) for name, each in advised.items()}
+    rows_of_pairs = [dataclasses.asdict(pair) | {"distance": pair.distance} for pair in pairs]
+    return {"sources": described, "pairs": rows_of_pairs, "mixture": mixture, "advice": advice}
 
 
 class _Profile:
@@ -383,8 +357,11 @@ def _auc(x: scipy.sparse.csr_matrix, y: np.ndarray, groups: np.ndarray) -> float
     return float(scores.mean())
 
 
-def _mixture(profiles: Mapping[str, _Profile], now: Mapping[str, float], size: int) -> Mixture:
-    """Returns the mixture in use and the nearest to the target, by the most frequent words of all (smoothed) sources alike."""
+def _mixture(profiles: Mapping[str, _Profile], now: Mapping[str, float], size: int) -> dict:
+    """Returns the mixture in use ("now") and the one "nearest" to the target, and each one's bits from it ("js_...").
+
+    By the most frequent words of all (smoothed) sources alike.
+    """
     words = {name: profile.words for name, profile in profiles.items()}
     counts = {name: np.bincount(ids, minlength=size) / len(ids) for name, ids in words.items()}
     best = np.argsort(-sum(counts.values()), kind="stable")[:_MIXTURE_WORDS]
@@ -395,64 +372,57 @@ def _mixture(profiles: Mapping[str, _Profile], now: Mapping[str, float], size: i
     smooth = (1 - _SMOOTHING) * components + _SMOOTHING * everywhere / everywhere.sum()
     weights = nearest_mixture(smooth, target)
     mixed = {"now": np.asarray([now[name] for name in names]) @ components, "nearest": weights @ components}
-    js = {key: js_of_shares(shares / shares.sum(), target) for key, shares in mixed.items()}
-    nearest = dict(zip(names, weights.tolist(), strict=True))
-    return Mixture(dict(now), nearest, js["now"], js["nearest"])
+    js = {f"js_{key}": js_of_shares(shares / shares.sum(), target) for key, shares in mixed.items()}
+    return {"now": dict(now), "nearest": dict(zip(names, weights.tolist(), strict=True))} | js
 
 
-def _advise(sources: Mapping[str, dict], pairs: Sequence[Pair], mixture: Mixture | None) -> dict[str, Advice]:
-    """Returns the advice for each source: what to try with it in a pilot. The arguments are fields of `Report`."""
-    if mixture is not None and mixture.js_now - mixture.js_nearest < _GAIN:
-        why = f"no mixture of these sources comes nearer to the target than the one now ({mixture.js_now:.2f} bits from it)"
-        return {name: Advice("keep", f"Keep {name} as it is: {why}.") for name in mixture.now}
+Advice = tuple[str, str]  # keep, raise, lower or drop (without a target keep or try); a sentence
+
+
+def _advise(sources: Mapping[str, dict], pairs: Sequence[Pair], mixture: dict | None) -> dict[str, Advice]:
     if mixture is not None:
+        if mixture["js_now"] - mixture["js_nearest"] < _GAIN:
+            why = "no mixture of these sources comes nearer to the target than the one now"
+            bits = f"({mixture['js_now']:.2f} bits from it)"
+            return {name: ("keep", f"Keep {name} as it is: {why} {bits}.") for name in mixture["now"]}
         to_target = {pair.a: pair for pair in pairs if pair.b == TARGET}
-        return {name: _towards_target(name, sources, to_target[name], mixture) for name in mixture.now}
-    nearest = {
-        name: min((p for p in pairs if name in (p.a, p.b)), key=operator.attrgetter("distance"), default=None)
-        for name in sources
-    }
+        return {name: _towards_target(name, sources, to_target[name], mixture) for name in mixture["now"]}
+    pairs_of = {name: [pair for pair in pairs if name in (pair.a, pair.b)] for name in sources}
+    nearest = {n: min(own, key=operator.attrgetter("distance"), default=None) for n, own in pairs_of.items()}
     usual = statistics.median(pair.distance for pair in nearest.values()) if pairs else 0.0
     return {name: _among_others(name, sources, pair, usual) for name, pair in nearest.items()}
 
 
-def _towards_target(name: str, sources: Mapping[str, dict], pair: Pair, mixture: Mixture) -> Advice:
-    now, nearest = mixture.now[name], mixture.nearest[name]
+def _towards_target(name: str, sources: Mapping[str, dict], pair: Pair, mixture: dict) -> Advice:
+    now, nearest = mixture["now"][name], mixture["nearest"][name]
     near = f"{_percent(nearest)} in the mixture nearest to the target, {_percent(now)} now"
-    far = pair.distance > _FAR_BITS and (pair.auc is None or pair.auc > _FAR_AUC)
-    why = _why(sources[name], sources[TARGET], pair.telling_a)
-    apart = f"{pair.distance:.2f} bits from the target beyond chance{_told_apart(pair)}"
     if pair.auc is not None and pair.auc < _ALIKE_AUC:
-        return Advice("keep", f"Keep {name}: it can hardly be told from the target (AUC {pair.auc:.2f}); {near}.")
+        return "keep", f"Keep {name}: it can hardly be told from the target (AUC {pair.auc:.2f}); {near}."
+    far = pair.distance > _FAR_BITS and (pair.auc is None or pair.auc > _FAR_AUC)
+    apart = f"{near}; it is {pair.distance:.2f} bits from the target beyond chance{_told_apart(pair)}"
+    why = _why(sources[name], sources[TARGET], pair.telling_a)
     if nearest < _DROP and far:
-        return Advice("drop", f"Drop {name}, or keep it only for what it teaches: {near}; it is {apart}{why}.")
+        return "drop", f"Drop {name}, or keep it only for what it teaches: {apart}{why}."
     if nearest * _CHANGE < now:
-        return Advice("lower", f"Lower {name}: {near}; it is {apart}{why}.")
+        return "lower", f"Lower {name}: {apart}{why}."
     if nearest > now * _CHANGE:
-        return Advice("raise", f"Raise {name}: {near}; it is {apart}.")
-    return Advice("keep", f"Keep {name} as it is: {near}; it is {apart}.")
+        return "raise", f"Raise {name}: {apart}."
+    return "keep", f"Keep {name} as it is: {apart}."
 
 
 def _among_others(name: str, sources: Mapping[str, dict], nearest: Pair | None, usual: float) -> Advice:
     if nearest is None:
-        return Advice("keep", f"Keep {name}: it is the only source, and there is no target to compare it with.")
+        return "keep", f"Keep {name}: it is the only source, and there is no target to compare it with."
     other = nearest.b if nearest.a == name else nearest.a
     if nearest.auc is not None and nearest.auc < _ALIKE_AUC:
-        return Advice(
-            "keep",
-            f"Keep {name}, but as one with {other}: they can hardly be told apart (AUC {nearest.auc:.2f}), so that their "
-            "two weights are one.",
-        )
+        alike = f"they can hardly be told apart (AUC {nearest.auc:.2f}), so that their two weights are one"
+        return "keep", f"Keep {name}, but as one with {other}: {alike}."
     apart = f"{nearest.distance:.2f} bits beyond chance from {other}, the nearest of the others{_told_apart(nearest)}"
     if nearest.distance > max(_FAR_BITS, _APART * usual):
         telling = nearest.telling_a if nearest.a == name else nearest.telling_b
-        why = _why(sources[name], sources[other], telling)
-        return Advice(
-            "try",
-            f"Try {name} at half its weight in a pilot: it stands apart, {apart}{why}; a target would tell whether that is "
-            "wanted.",
-        )
-    return Advice("keep", f"Keep {name}: it stands no further apart than is usual here, {apart}.")
+        why = f"{_why(sources[name], sources[other], telling)}; a target would tell whether that is wanted"
+        return "try", f"Try {name} at half its weight in a pilot: it stands apart, {apart}{why}."
+    return "keep", f"Keep {name}: it stands no further apart than is usual here, {apart}."
 
 
 def _told_apart(pair: Pair) -> str:
@@ -469,16 +439,12 @@ def _why(a: dict, b: dict, telling: Sequence[str]) -> str:
     for kind, shares in a["formats"].items():
         x, y = shares["lines"], b["formats"][kind]["lines"]
         if abs(x - y) > 0.05:
-            differences.append(
-                (abs(x - y) * 10, f"{_percent(x)} of its lines are {_NAMES[kind]} against {_percent(y)}")
-            )
-    for key, words in (("words_per_sentence", "words a sentence"), ("chars_per_word", "characters a word")):
-        x, y = a["readability"][key], b["readability"][key]
-        if min(x, y) > 0 and (ratio := max(x / y, y / x)) > (_MANY if key == "words_per_sentence" else 1.2):
-            differences.append((ratio / _MANY, f"it has {x:.1f} {words} against {y:.1f}"))
-    x, y = a["length"]["p50"], b["length"]["p50"]
-    if min(x, y) > 0 and (ratio := max(x / y, y / x)) > 2 * _MANY:
-        differences.append((ratio / 10, f"its documents' median is {x:,} characters against {y:,}"))
+            words = f"{_percent(x)} of its lines are {_NAMES[kind]} against {_percent(y)}"
+            differences.append((abs(x - y) * 10, words))
+    for part, key, least, divisor, words in _RATIOS:
+        x, y = a[part][key], b[part][key]
+        if min(x, y) > 0 and (ratio := max(x / y, y / x)) > least:
+            differences.append((ratio / divisor, words.format(x, y)))
     text = f", {max(differences)[1]}" if differences else ""
     shown = [f"'{word}'" for word in telling if any(c.isalnum() for c in word)][:4] or [f"'{w}'" for w in telling[:4]]
     return text + (f", known by {', '.join(shown)}" if shown else "")

@@ -6,11 +6,11 @@ that fits no layout is refused, unless `prepare.stages.decontaminate.fields` nam
 """
 
 import ast
-import collections.abc
 import dataclasses
 import fnmatch
 import pathlib
 import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from jaxlm.config import ConfigError
 from jaxlm.corpus.benchmarks import reading
@@ -36,7 +36,7 @@ class Layout:
     needs: tuple[str, ...]  # fields that a record of the layout has
     question: tuple[str, ...] = ()  # fields that are joined to the question
     answers: tuple[str, ...] = ()  # fields, each of which may be missing
-    several: collections.abc.Callable[[dict], collections.abc.Iterable[Texts]] | None = None
+    several: Callable[[dict], Iterable[Texts]] | None = None
 
     def texts(self, record: dict) -> list[Texts]:
         """Returns the texts of each item of a record."""
@@ -51,16 +51,13 @@ _LABELS = ("label", "labels", "key")  # of choices: "A", "B", ...
 
 def _strings(value: object, field: str) -> list[str]:
     """Returns the texts of a field, in order: of a list, all members' texts; of a dict, all values' texts."""
-    for name in filter(None, field.split(".")):
-        if isinstance(value, list):
-            return [text for each in value for text in _strings(each, field[field.index(name) :])]
-        value = value.get(name) if isinstance(value, dict) else None
-        field = field.partition(".")[2]
-    if isinstance(value, str):
-        return [value]
+    if isinstance(value, list):
+        return [text for each in value for text in _strings(each, field)]
     if isinstance(value, dict):
-        value = [inner for name, inner in value.items() if name not in _LABELS]
-    return [text for each in value for text in _strings(each, "")] if isinstance(value, list) else []
+        name, _, rest = field.partition(".")
+        inner = value.get(name) if field else [each for key, each in value.items() if key not in _LABELS]
+        return _strings(inner, rest)
+    return [value] if isinstance(value, str) and not field else []
 
 
 def _has(record: dict, field: str) -> bool:
@@ -69,36 +66,36 @@ def _has(record: dict, field: str) -> bool:
     return value is not None and (not rest or (isinstance(value, dict) and _has(value, rest)))
 
 
-def _schema(record: dict) -> collections.abc.Iterator[Texts]:
+def _schema(record: dict) -> Iterator[Texts]:
     yield tuple(f"{context} {record['continuation']}" for context in _strings(record, "context_options")), ()
 
 
-def _blank(record: dict) -> collections.abc.Iterator[Texts]:
+def _blank(record: dict) -> Iterator[Texts]:
     """Yields one item for a sentence with a blank `_`: the sentence, and the sentence with each option filled in."""
     sentence = record["sentence"]
     yield (sentence, *(sentence.replace("_", record[option]) for option in ("option1", "option2"))), ()
 
 
-def _dialogue(record: dict) -> collections.abc.Iterator[Texts]:
+def _dialogue(record: dict) -> Iterator[Texts]:
     """Yields an item for each question about a story, with its answer."""
     answers = _strings(record, "answers.input_text") or _strings(record, "answers")
     for i, question in enumerate(_strings(record, "questions.input_text") or _strings(record, "questions")):
         yield (question,), tuple(answers[i : i + 1])
 
 
-def _exam(record: dict) -> collections.abc.Iterator[Texts]:
+def _exam(record: dict) -> Iterator[Texts]:
     for question, options in zip(record["questions"], record["options"], strict=False):
         yield (question,), tuple(_strings(options, ""))
 
 
-def _problems(record: dict) -> collections.abc.Iterator[Texts]:
+def _problems(record: dict) -> Iterator[Texts]:
     """Yields an item for each problem of an article; EleutherAI/race has the problems as a Python literal."""
     problems = record["problems"]
     for problem in ast.literal_eval(problems) if isinstance(problems, str) else problems:
         yield (problem["question"],), tuple(_strings(problem, "options"))
 
 
-def _paragraphs(record: dict) -> collections.abc.Iterator[Texts]:
+def _paragraphs(record: dict) -> Iterator[Texts]:
     for paragraph in record["paragraphs"]:
         for question in paragraph["qas"]:
             yield (question["question"],), tuple(_strings(question, "answers.text"))
@@ -169,7 +166,7 @@ LAYOUTS = (
 )
 
 
-def named(lines: collections.abc.Sequence[str], key: str) -> dict[str, Layout]:
+def named(lines: Sequence[str], key: str) -> dict[str, Layout]:
     """Returns file-name pattern -> layout, from lines `FILE:QUESTION+QUESTION>ANSWER+ANSWER`. Else ConfigError."""
     layouts = {}
     for line in lines:
@@ -183,14 +180,13 @@ def named(lines: collections.abc.Sequence[str], key: str) -> dict[str, Layout]:
     return layouts
 
 
-def items(path: str, fields: collections.abc.Mapping[str, Layout]) -> tuple[list[Item], list[str]]:
+def items(path: str, fields: Mapping[str, Layout]) -> tuple[list[Item], list[str]]:
     """Returns (a file's items, the names of the layouts that fit them). Raises ConfigError if a record fits no layout."""
     own = next((fields[p] for p in fields if fnmatch.fnmatch(pathlib.PurePath(path).name, p)), None)
+    known = LAYOUTS if own is None else (own,)
     items_of_file, layouts = [], {}
     for number, record in reading.records(path):
-        layout = next(
-            (each for each in (LAYOUTS if own is None else (own,)) if all(_has(record, f) for f in each.needs)), None
-        )
+        layout = next((each for each in known if all(_has(record, field) for field in each.needs)), None)
         if layout is None:
             raise ConfigError(f"{path}:{number} {_unknown(path, record, own)}")
         layouts[layout.name] = None

@@ -1,12 +1,12 @@
 """Reads the records of benchmark files: jsonl, json, parquet; compressed or not, local or at a URL."""
 
 import codecs
-import collections.abc
 import glob
 import itertools
 import os
 import pathlib
 import re
+from collections.abc import Callable, Iterator
 
 import pyarrow.parquet
 
@@ -43,9 +43,7 @@ def name(path: str) -> str:
     return (pathlib.PurePath(path).parent.name or stem) if _SPLIT.fullmatch(stem) else stem
 
 
-def records(
-    path: str, unfit: collections.abc.Callable[[int], object] | None = None
-) -> collections.abc.Iterator[tuple[int, dict]]:
+def records(path: str, unfit: Callable[[int], object] | None = None) -> Iterator[tuple[int, dict]]:
     """Yields (a record's number from 1, in a jsonl its line; the record).
 
     A json file holds a list of records, an object whose `data` is a list of records, or one record a line. `unfit` gets

@@ -48,20 +48,12 @@ def _marked(text: str) -> Iterator[tuple[str, bool]]:
 _FENCE = re.compile(r"\s*(`{3,}|~{3,})")
 
 
-def find(
-    connection: duckdb.DuckDBPyConnection,
-    folder: pathlib.Path,
-    min_documents: int,
-    min_share: float,
-    part: int,
-    parts: int,
-) -> None:
+def find(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, settings: dict, part: int, parts: int) -> None:
     """Writes to `repeats/PART.parquet` which lines and paragraphs to remove: (doc, key), sorted, of documents that stay.
 
     Looks at those of `parts` parts of the keys.
     """
-    (folder / "repeats").mkdir(exist_ok=True)
-    keyed = f"read_parquet({quoted(folder / 'lines/*.parquet')})"
+    keyed, min_documents = f"read_parquet({quoted(folder / 'lines/*.parquet')})", settings["min_documents"]
     connection.execute(f"""
         CREATE TEMP VIEW here AS SELECT s.doc, s.rank, s.tie, s.site
         FROM read_parquet({quoted(folder / "sign/*.parquet")}) s
@@ -73,7 +65,7 @@ def find(
         FROM (FROM {keyed} SEMI JOIN again USING (key)) JOIN here USING (doc);
         CREATE TEMP TABLE sites AS SELECT site, count(*) AS documents FROM here GROUP BY site;
         CREATE TEMP TABLE often AS SELECT key FROM repeats JOIN sites USING (site) WHERE NOT paragraph GROUP BY key
-        HAVING count(*) >= greatest({min_documents}, {min_share} * any_value(sites.documents));
+        HAVING count(*) >= greatest({min_documents}, {settings["min_share"]} * any_value(sites.documents));
         CREATE TEMP TABLE first AS SELECT key, arg_min(doc, (rank::UHUGEINT << 64) | tie::UHUGEINT) AS keeper
         FROM repeats WHERE paragraph GROUP BY key HAVING count(*) > 1;
         COPY (

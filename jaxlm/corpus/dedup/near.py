@@ -35,8 +35,6 @@ class Signer:
     def __init__(self, folder: pathlib.Path, task: int, priority: int, stages: Mapping[str, Mapping]):
         self._task, self._priority = task, priority
         self._exact, self._near, self._lines = "exact" in stages, stages.get("near"), stages.get("lines")
-        for name in ("sign", "sketch", "lines"):
-            (folder / name).mkdir(exist_ok=True)
         self._bands = self._near["bands"] if self._near else 0
         fields = [(name, pa.uint64()) for name in ("doc", "rank", "tie", "site", "h0", "h1", "sketch_start")]
         fields += [("sketch_len", pa.uint32()), ("exact", pa.bool_()), ("id", pa.string())]
@@ -89,7 +87,6 @@ def find_copies(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, par
 
     Looks at those of `parts` parts of the hashes. Only documents whose hash comes again are sorted.
     """
-    (folder / "exact").mkdir(exist_ok=True)
     signs = f"read_parquet({quoted(folder / 'sign/*.parquet')})"
     connection.execute(f"""
         COPY (
@@ -111,7 +108,6 @@ def find_pairs(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, band
         SEMI JOIN (SELECT b{band} FROM {signs} GROUP BY b{band} HAVING count(*) > 1) m ON s.b{band} = m.b{band}
         ORDER BY s.b{band}, s.rank, s.tie, s.doc""")
     sketches = Sketches(folder)
-    (folder / "pairs").mkdir(exist_ok=True)
     schema = pa.schema([("better", pa.uint64()), ("worse", pa.uint64())])
     pairs = TableWriter(folder / "pairs" / f"{band:03d}.parquet", schema, _GROUP_ROWS, **_HASHES)
     for bucket in _buckets(rows):
@@ -164,12 +160,11 @@ class Sketches:
 
 def resolve(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path) -> None:
     """Writes to `near/000.parquet` which near duplicates in `pairs/*.parquet` to remove: (doc, keeper, keeper_id)."""
-    (folder / "near").mkdir(exist_ok=True)
     connection.execute("""
         CREATE TEMP TABLE pairs (better UBIGINT, worse UBIGINT);
         CREATE TEMP TABLE gone (doc UBIGINT, keeper UBIGINT);
     """)
-    if (folder / "pairs").is_dir():  # a source uses the stage
+    if any((folder / "pairs").iterdir()):  # a source uses the stage
         files = quoted(folder / "pairs/*.parquet")
         connection.execute(f"INSERT INTO pairs SELECT DISTINCT better, worse FROM read_parquet({files})")
     while connection.execute("SELECT count(*) FROM pairs").fetchone()[0]:

@@ -61,8 +61,6 @@ def word_hashes(text: str, operators: bool = False) -> np.ndarray:
         points = np.frombuffer(text.encode(), np.uint8)
     else:
         points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-    if not len(points):
-        return np.empty(0, np.uint64)
     kinds = _kinds(operators)[points if points.dtype == np.uint8 else np.minimum(points, 0xFFFF)]
     if points.dtype != np.uint8:
         kinds = np.where(points >= 0x20000, np.uint8(2), kinds)
@@ -75,10 +73,8 @@ def word_hashes(text: str, operators: bool = False) -> np.ndarray:
     owner = np.cumsum(np.bincount(starts, minlength=len(points)).astype(np.int64)) - 1
     place = np.arange(len(points)) - starts[np.maximum(owner, 0)]
     longest = int(place[inside].max()) + 1
-    terms = (
-        mix(points.astype(np.uint64) + np.uint64(1))
-        * _powers(1 << (longest - 1).bit_length() if longest > 1 else 1)[np.where(inside, place, 0)]
-    )
+    powers = _powers(1 << (longest - 1).bit_length())[np.where(inside, place, 0)]
+    terms = mix(points.astype(np.uint64) + np.uint64(1)) * powers
     terms[~inside] = 0
     return np.add.reduceat(terms, starts)
 
@@ -160,12 +156,9 @@ def similarity(a: np.ndarray, b: np.ndarray) -> float:
     both = np.concatenate([a, b])
     both.sort()
     same = both[1:] == both[:-1]
-    shared = int(same.sum())
     if max(len(a), len(b)) < SKETCH:
+        shared = int(same.sum())
         return shared / max(1, len(both) - shared)
     # Bottom-k (Cohen 1997): of the k smallest of the union, the share that both have.
-    first = np.concatenate([[True], ~same])
-    union = both[first]
-    in_both = np.zeros(len(both), bool)
-    in_both[:-1] = same
-    return float(in_both[first][:SKETCH].sum()) / min(SKETCH, len(union))
+    in_both = np.append(same, False)[np.append(True, ~same)][:SKETCH]
+    return float(in_both.mean())

@@ -97,6 +97,7 @@ class SourceStats:
         return line + (f" (first: {self.examples[0]})" if self.examples else "")
 
 
+_ASCII = bytes(range(128))
 _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]+")
 _CONTROLS = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 _TORN_UTF8 = re.compile(rb"\xe2\x80|[\xc2-\xf4][\x80-\xbf]{0,2}\Z")
@@ -121,18 +122,17 @@ def to_text(raw: bytes, doc_id: str, stats: SourceStats) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError:
-        pass
-    if (western := _western(raw)) is not None:
+        beyond = raw.translate(None, _ASCII)
+    if _is_western(raw, beyond):
         stats.repair(READ_AS.format("windows-1252"), doc_id)
-        return western
+        return raw.decode("cp1252")
     text = raw.decode("utf-8", "replace")
-    beyond = len(raw.translate(None, bytes(range(128))))
-    if beyond >= _FEW_BYTES and mostly_damaged(text):
+    if len(beyond) >= _FEW_BYTES and mostly_damaged(text):
         from resiliparse.parse import encoding  # here, because training reads texts too, and pages never
 
         name = encoding.detect_encoding(raw)
         guessed = encoding.bytes_to_str(raw, name, errors="replace", fallback_encodings=())
-        # Windows-1252 has a letter for nearly every byte: what `_western` refused is no text in it.
+        # Windows-1252 has a letter for nearly every byte: what `_is_western` refused is no text in it.
         if name != "cp1252" and "\ufffd" not in guessed and not _CONTROLS.search(guessed):
             stats.repair(READ_AS.format(name), doc_id)
             return guessed
@@ -145,18 +145,10 @@ def mostly_damaged(text: str) -> bool:
     return 2 * text.count("\ufffd") > sum(map(len, _BEYOND_ASCII.findall(text)))
 
 
-def _western(raw: bytes) -> str | None:
-    """Returns the text in windows-1252; None if the bytes beyond ASCII are UTF-8, or many, or uncommon characters."""
-    beyond = raw.translate(None, bytes(range(128)))
-    if (
-        8 * len(beyond) > len(raw)
-        or beyond.translate(None, _COMMON_1252)
-        or not raw.decode("utf-8", "ignore").isascii()
-    ):
-        return None
-    if _TORN_UTF8.search(raw) or _FOREIGN_WORD.search(raw):
-        return None
-    return raw.decode("cp1252")
+def _is_western(raw: bytes, beyond: bytes) -> bool:
+    """Returns False if the bytes beyond ASCII are UTF-8, or many, or uncommon characters in windows-1252."""
+    few = 8 * len(beyond) <= len(raw) and not beyond.translate(None, _COMMON_1252)
+    return few and raw.decode("utf-8", "ignore").isascii() and not (_TORN_UTF8.search(raw) or _FOREIGN_WORD.search(raw))
 
 
 def site_of(url: str) -> str:

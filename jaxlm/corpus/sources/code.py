@@ -56,16 +56,18 @@ _WORDS = (
     ("MIT", _MIT),
 )
 _PHRASES = [(spdx, re.compile(".*?".join(map(re.escape, words.split(" ... "))), re.DOTALL)) for spdx, words in _WORDS]
-_BINARY = b"\0"
+
 _SNIFF_BYTES = 8192
 _LICENCE_BYTES = 1 << 16
 
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
     """Yields the file as a document. Its licence is in an SPDX header, or in the nearest licence files."""
-    raw = streams.read_whole(part)
-    if isinstance(raw, streams.Damage) or _BINARY in raw[:_SNIFF_BYTES]:
-        stats.skip(raw.reason if isinstance(raw, streams.Damage) else "binary file", part.name)
+    raw = streams.read_whole(part, stats)
+    if raw is None:
+        return
+    if b"\0" in raw[:_SNIFF_BYTES]:
+        stats.skip("binary file", part.name)
         return
     text = base.to_text(raw, part.name, stats)
     licence = licence_of_header(text) or " OR ".join(filter(None, map(_licence_of, part.licence_files)))

@@ -4,10 +4,12 @@ Files are parsed, not imported. Documents come in the order of a hash of their n
 """
 
 import ast
+import contextlib
 import gc
 import hashlib
 import importlib.util
 import inspect
+import os
 import pathlib
 import re
 import sysconfig
@@ -88,13 +90,12 @@ def _without_copies(documents: Iterable[tuple[str, str]], max_bytes: int) -> Ite
 
 def _prose() -> Iterator[tuple[str, str]]:
     yield from _topics()
-    files = _files("", _stdlib()) + [file for package in PROSE_PACKAGES for file in _package_files(package)]
-    yield from _docstrings(files)
+    yield from _docstrings(_files("", _stdlib()) + _package_files(PROSE_PACKAGES))
 
 
 def _math() -> Iterator[tuple[str, str]]:
-    files = [file for package in MATH_PACKAGES for file in _package_files(package)]
-    yield from ((doc_id, text) for doc_id, text in _docstrings(files) if len(_MATHEMATICAL.findall(text)) >= 2)
+    documents = _docstrings(_package_files(MATH_PACKAGES))
+    yield from ((doc_id, text) for doc_id, text in documents if len(_MATHEMATICAL.findall(text)) >= 2)
 
 
 def _code() -> Iterator[tuple[str, str]]:
@@ -102,34 +103,32 @@ def _code() -> Iterator[tuple[str, str]]:
         # Tables of constants (code pages, Unicode, the topics of prose) are data, not code.
         if module.startswith(("encodings.", "pydoc_data.")):
             continue
-        text = _read(path)
-        if text is not None and len(text) >= MIN_SOURCE:
-            yield f"{module.replace('.', '/')}.py", text
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            if len(text := path.read_text("utf-8")) >= MIN_SOURCE:
+                yield f"{module.replace('.', '/')}.py", text
 
 
 def _stdlib() -> pathlib.Path:
     return pathlib.Path(sysconfig.get_paths()["stdlib"])
 
 
-def _package_files(package: str) -> list[tuple[str, pathlib.Path]]:
-    """Returns the files of an installed package, [] if it is absent. Finding a top-level package does not import it."""
-    spec = importlib.util.find_spec(package)
-    roots = list(spec.submodule_search_locations or ()) if spec else []
-    return [file for root in roots for file in _files(package, pathlib.Path(root))]
+def _package_files(packages: Iterable[str]) -> list[tuple[str, pathlib.Path]]:
+    """Returns the files of the packages that are installed. Finding a top-level package does not import it."""
+    specs = [(package, spec) for package in packages if (spec := importlib.util.find_spec(package))]
+    roots = [(package, root) for package, spec in specs for root in spec.submodule_search_locations or ()]
+    return [file for package, root in roots for file in _files(package, pathlib.Path(root))]
 
 
 def _files(package: str, root: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
     """Returns (dotted module name, path) of the Python files under `root`."""
-    modules, folders = [], [root]
-    while folders:
-        for path in folders.pop().iterdir():
-            if path.is_dir():
-                if path.name not in SKIPPED_FOLDERS and not path.name.startswith("config-"):
-                    folders.append(path)
-            elif path.suffix == ".py" and not path.stem.endswith("_test") and not path.stem.startswith("test_"):
-                parts = path.relative_to(root).with_suffix("").parts
-                parts = parts[:-1] if parts[-1] == "__init__" and (package or len(parts) > 1) else parts
-                modules.append((".".join(([package] if package else []) + list(parts)), path))
+    modules = []
+    for folder, folders, names in os.walk(root, followlinks=True):
+        folders[:] = [name for name in folders if name not in SKIPPED_FOLDERS and not name.startswith("config-")]
+        for name in names:
+            if name.endswith(".py") and not name.endswith("_test.py") and not name.startswith("test_"):
+                path = pathlib.Path(folder, name)
+                parts = [*filter(None, [package]), *path.relative_to(root).with_suffix("").parts]
+                modules.append((".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts), path))
     return modules
 
 
@@ -137,29 +136,19 @@ def _by_hash(files: Iterable[tuple[str, pathlib.Path]]) -> list[tuple[str, pathl
     return sorted(files, key=lambda file: (hashlib.blake2b(file[0].encode(), digest_size=8).digest(), file[0]))
 
 
-def _read(path: pathlib.Path) -> str | None:
-    try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError):
-        return None
-
-
-def _parse(path: pathlib.Path) -> ast.Module | None:
-    source = _read(path)
-    if source is None:
-        return None
+def _parse(path: pathlib.Path) -> ast.Module:
+    """Returns a file's syntax tree; an empty one if it can't be read or parsed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in other people's strings
-            return ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+            return ast.parse(path.read_text("utf-8"))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return ast.parse("")
 
 
 def _topics() -> Iterator[tuple[str, str]]:
     """Yields the texts of `help('TOPIC')`: chapters of the language reference that the interpreter carries."""
-    tree = _parse(_stdlib() / "pydoc_data" / "topics.py")
-    for node in tree.body if tree else ():
+    for node in _parse(_stdlib() / "pydoc_data" / "topics.py").body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
             try:
                 topics = ast.literal_eval(node.value)
@@ -174,8 +163,7 @@ def _docstrings(files: Iterable[tuple[str, pathlib.Path]]) -> Iterator[tuple[str
     gc.freeze()  # with JAX loaded, looking through its objects took a third of the parsing time
     try:
         for module, path in _by_hash(files):
-            tree = _parse(path)
-            for name, doc in _named_docstrings(module, tree) if tree else ():
+            for name, doc in _named_docstrings(module, _parse(path)):
                 doc = inspect.cleandoc(doc)
                 if len(doc) >= MIN_DOCSTRING:
                     yield name, f"{name}\n\n{doc}\n"

@@ -25,9 +25,8 @@ _DECLARED = re.compile(
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
     """Yields a page as a document. Its site is the canonical URL's host, else the first folder."""
-    raw = streams.read_whole(part)
-    if isinstance(raw, streams.Damage):
-        stats.skip(raw.reason, part.name)
+    raw = streams.read_whole(part, stats)
+    if raw is None:
         return
     text = decode(raw, "", part.name, stats)
     metadata = {"format": "html", "path": part.name} | head_metadata(text)
@@ -64,18 +63,15 @@ def decode(raw: bytes, http_charset: str, doc_id: str, stats: SourceStats) -> st
     if could_be_utf8:
         try:
             text = raw.decode()
-        except UnicodeDecodeError:
-            pass
-        else:
             if name not in (None, "utf-8") and not text.isascii():
                 stats.repair(base.WRONG_CHARSET, doc_id)
             return text
-    if could_be_utf8 and name in (None, "utf-8"):
-        text = raw.decode("utf-8", "replace")
-        if not base.mostly_damaged(text):
-            stats.repair(base.NOT_UTF8, doc_id)
-            return text
-        name = None
+        except UnicodeDecodeError:
+            if name in (None, "utf-8"):
+                name, text = None, raw.decode("utf-8", "replace")
+                if not base.mostly_damaged(text):
+                    stats.repair(base.NOT_UTF8, doc_id)
+                    return text
     charset = name or encoding.detect_encoding(raw)
     text = encoding.bytes_to_str(raw, charset, errors="replace", fallback_encodings=())
     if "\ufffd" in text:

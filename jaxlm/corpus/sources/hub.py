@@ -11,6 +11,7 @@ import typing
 from collections.abc import Iterator
 
 from jaxlm.config import ConfigError, optional
+from jaxlm.config.config_files import first_line
 from jaxlm.corpus.sources import base, files
 from jaxlm.corpus.sources.base import Part, SourceSpec, SourceStats
 from jaxlm.corpus.stage import Document
@@ -62,15 +63,10 @@ def _local(spec: SourceSpec, repo: str, config: str, split: str) -> list[files.F
     fs, root = files.filesystem(posixpath.join(spec.hub_dir, repo))
     if not fs.isdir(root):
         raise ConfigError(f"source '{spec.path}': hub_dir={spec.hub_dir} has no folder {repo}")
-    folders = [
-        folder
-        for folder in (config, f"data/{config}", config.replace("-", "/", 1))
-        if config and fs.isdir(f"{root}/{folder}")
-    ]
-    there = sorted(posixpath.basename(name.rstrip("/")) for name in fs.ls(root, detail=False) if fs.isdir(name))
-    there = [
-        name for name in there if name != "data" and not name.startswith(".") and not _SPLIT_IN_NAME.match(f"{name}/")
-    ]
+    named = (config, f"data/{config}", config.replace("-", "/", 1)) if config else ()
+    folders = [folder for folder in named if fs.isdir(f"{root}/{folder}")]
+    names = sorted(posixpath.basename(name.rstrip("/")) for name in fs.ls(root, detail=False) if fs.isdir(name))
+    there = [name for name in names if not (name[0] == "." or name == "data" or _SPLIT_IN_NAME.match(f"{name}/"))]
     if there and not folders and (config or len(there) > 1):
         problem = f"no configuration '{config}'" if config else "several configurations"
         raise ConfigError(f"source '{spec.path}': {problem} in {root}; there are {', '.join(there)}")
@@ -80,9 +76,8 @@ def _local(spec: SourceSpec, repo: str, config: str, split: str) -> list[files.F
     wanted = "" if split == "train" and split not in splits else split  # files that name no split are for training
     listed = [file for file, of in zip(listed, splits, strict=True) if of == wanted]
     if not listed:
-        raise ConfigError(
-            f"source '{spec.path}': no split '{split}' in {root}; there are {', '.join(sorted(set(splits)))}"
-        )
+        have = ", ".join(sorted(set(splits)))
+        raise ConfigError(f"source '{spec.path}': no split '{split}' in {root}; there are {have}")
     return [files.Found(f"{repo}/{prefix}{file.name}", file.url, file.size) for file in listed]
 
 
@@ -96,9 +91,7 @@ def _on_hub(spec: SourceSpec, repo: str, config: str, split: str) -> list[files.
     try:
         by_split = datasets.load_dataset_builder(repo, config or None).config.data_files or {}
     except Exception as e:
-        raise ConfigError(
-            f"source '{spec.path}': {str(e).strip().splitlines()[0]} (without a network, set hub_dir)"
-        ) from None
+        raise ConfigError(f"source '{spec.path}': {first_line(e)} (without a network, set hub_dir)") from None
     if split not in by_split:
         raise ConfigError(f"source '{spec.path}': no split '{split}'; there are {', '.join(map(str, by_split))}")
     urls, listed = sorted(by_split[split]), []

@@ -10,7 +10,6 @@ holds a quotation: both are removed.
 """
 
 import collections
-import dataclasses
 import html
 import re
 import urllib.parse
@@ -34,21 +33,13 @@ _MEDIA_NAMESPACES = re.compile(rb"<namespace key=\"(?:6|14)\"[^>]*>([^<]+)<")  #
 _HEADER_BYTES = 1 << 16
 
 
-@dataclasses.dataclass(frozen=True)
-class _Wiki:
-    """Facts in the export's header: the URL up to a title ("" = unknown), and the names of media namespaces."""
-
-    root: str
-    dropped_namespaces: frozenset[str]
-
-
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
     """Yields each article as Markdown under its title. Ids: `NAME:PAGEID`, or `NAME@BYTE` if the page has no id."""
-    wiki, pages = _header(part), 0
+    (root, dropped), pages = _header(part), 0
     for offset, raw in _pages(streams.Cursor(streams.chunks(part, part.start), part.start), part.stop):
         pages += 1
         doc_id = f"{part.name}@{offset}"
-        page = raw if isinstance(raw, streams.Damage) else _parse(raw, doc_id, part, wiki, stats)
+        page = raw if isinstance(raw, streams.Damage) else _parse(raw, doc_id, part, root, dropped, stats)
         if isinstance(page, Document):
             yield page
         else:
@@ -57,32 +48,26 @@ def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]
         stats.skip("it holds no MediaWiki page", part.name)
 
 
-def _header(part: Part) -> _Wiki:
-    head = b""
-    for chunk in streams.chunks(part):
-        if isinstance(chunk, streams.Damage):
-            break
-        head += chunk
-        if _BEGIN in head or len(head) > _HEADER_BYTES:
-            break
-    head = head.partition(_BEGIN)[0]
+def _header(part: Part) -> tuple[str, frozenset[str]]:
+    """Returns what the export's header says: (the URL up to a title, "" = unknown; the names of media namespaces)."""
+    cursor = streams.Cursor(streams.chunks(part))
+    while _BEGIN not in cursor.window and len(cursor.window) <= _HEADER_BYTES and cursor.fill() is True:
+        pass
+    head = cursor.window.partition(_BEGIN)[0]
     match = _BASE.search(head)
     url = html.unescape(match[1].decode("utf-8", "replace")).strip() if match else ""
     names = {html.unescape(name.decode("utf-8", "replace")).lower() for name in _MEDIA_NAMESPACES.findall(head)}
-    return _Wiki(url.rpartition("/")[0] + "/" if url else "", frozenset(names | {"file", "image", "category"}))
+    return url.rpartition("/")[0] + "/" if url else "", frozenset(names | {"file", "image", "category"})
 
 
 def _pages(cursor: streams.Cursor, stop: int) -> Iterator[tuple[int, bytes | streams.Damage]]:
     """Yields (offset, `<page>...</page>`) of the pages that begin before `stop`."""
     while True:
-        while (begin := cursor.window.find(_BEGIN)) < 0:
-            cursor.drop(len(cursor.window) - len(_BEGIN) + 1)
-            if not (more := cursor.fill()):
+        while (more := cursor.seek(_BEGIN)) is not True:
+            if not more:
                 return
-            if isinstance(more, streams.Damage):
-                yield cursor.offset, more
-                cursor.drop(len(cursor.window))
-        cursor.drop(begin)
+            yield cursor.offset, more
+            cursor.drop(len(cursor.window))
         offset, seen = cursor.offset, len(_BEGIN)
         if 0 <= stop <= offset:
             return
@@ -101,7 +86,9 @@ def _pages(cursor: streams.Cursor, stop: int) -> Iterator[tuple[int, bytes | str
             cursor.drop(end)
 
 
-def _parse(raw: bytes, doc_id: str, part: Part, wiki: _Wiki, stats: SourceStats) -> Document | streams.Damage:
+def _parse(
+    raw: bytes, doc_id: str, part: Part, root: str, dropped_namespaces: frozenset[str], stats: SourceStats
+) -> Document | streams.Damage:
     try:
         page = ET.fromstring(base.to_text(raw, doc_id, stats))
     except ET.ParseError:
@@ -113,12 +100,12 @@ def _parse(raw: bytes, doc_id: str, part: Part, wiki: _Wiki, stats: SourceStats)
         return streams.Damage("not an article")
     title, number = page.findtext("title", "").strip(), page.findtext("id", "").strip()
     try:
-        text = to_markdown(revision.findtext("text") or "", wiki.dropped_namespaces, stats.lost)
+        text = to_markdown(revision.findtext("text") or "", dropped_namespaces, stats.lost)
     except (RecursionError, ParserError):
         return streams.Damage("wikitext that can't be parsed")
     metadata = {"format": "markdown", "path": part.name, "title": title}
-    if wiki.root:
-        metadata["url"] = wiki.root + urllib.parse.quote(title.replace(" ", "_"), safe="/:,()'!*@;")
+    if root:
+        metadata["url"] = root + urllib.parse.quote(title.replace(" ", "_"), safe="/:,()'!*@;")
     if date := revision.findtext("timestamp"):
         metadata["date"] = date
     text = f"# {title}\n\n{text}\n" if title and text else text
@@ -256,25 +243,23 @@ class _Renderer:
         """Returns rows as Markdown under the caption, with a rule under a first row of headers."""
         cells = _children(table, "th", "td")  # of the first row, which needs no tag
         captions = [cell for cell in cells if str(cell).startswith("|+")]
-        shown: list[list[tables.Cell]] = []
-        header = None  # True if the first row with text holds headers alone
-        for row in ([cell for cell in cells if cell not in captions], *map(_cells, _children(table, "tr"))):
-            shown.append([self._cell(cell) for cell in row])
-            if header is None and any(cell.text for cell in shown[-1]):
-                header = all(str(cell.tag).strip() == "th" for cell in row)
+        tags = (
+            [cell for cell in cells if cell not in captions],
+            *(_children(row, "th", "td") for row in _children(table, "tr")),
+        )
+        shown = [[self._cell(cell) for cell in row] for row in tags]
+        first = next((row for row, texts in zip(tags, shown, strict=True) if any(cell.text for cell in texts)), ())
         rows = tables.grid(shown)
-        above = [self.render(cell.contents.nodes).strip().removeprefix("+").strip() for cell in captions]
-        wide = max(map(len, rows), default=0) > 1
-        body = tables.pipes(rows, header or False) if wide else "\n\n".join(cell for row in rows for cell in row)
-        return "\n\n" + "\n\n".join([*above, body]) + "\n\n"
+        body = [self.render(cell.contents.nodes).strip().removeprefix("+").strip() for cell in captions]
+        if max(map(len, rows), default=0) > 1:
+            body.append(tables.pipes(rows, header=all(str(cell.tag).strip() == "th" for cell in first)))
+        else:
+            body.append("\n\n".join(cell for row in rows for cell in row))
+        return "\n\n" + "\n\n".join(body) + "\n\n"
 
     def _cell(self, cell: nodes.Tag) -> tables.Cell:
         spans = (str(cell.get(name).value) if cell.has(name) else None for name in ("rowspan", "colspan"))
         return tables.Cell.of(unescaped(self.render(cell.contents.nodes)), *spans)
-
-
-def _cells(row: nodes.Tag) -> list[nodes.Tag]:
-    return _children(row, "th", "td")
 
 
 def _children(tag: nodes.Tag, *names: str) -> list[nodes.Tag]:
@@ -356,11 +341,9 @@ _SILENT = re.compile(
 
 def spoken(text: str, silent: collections.Counter[str]) -> str:
     """Returns a wikitext with templates as words, inner ones first. `silent` counts, by name, those whose words are lost."""
-    changed = True
-    while changed:
-        before = text
-        text = _FLAT.sub(lambda match: _said(match, silent), text)
-        changed = text != before
+    before = None
+    while text != before:
+        before, text = text, _FLAT.sub(lambda match: _said(match, silent), text)
     return text
 
 
@@ -422,9 +405,8 @@ def _is_note(before: str, after: str) -> bool:
     last, following = bare[-1:], after[:1]
     if not last or last.isspace() or last.isdigit() or last in _OPENS or _UNSPACED.match(last):
         return False
-    if len(before) - len(bare) and not following.startswith("'"):
-        return True
-    return not following.isalnum()
+    after_style = len(before) > len(bare) and not following.startswith("'")
+    return after_style or not following.isalnum()
 
 
 def _inside(name: str, positional: Sequence[str], named: Mapping[str, str]) -> str:
@@ -435,7 +417,7 @@ def _inside(name: str, positional: Sequence[str], named: Mapping[str, str]) -> s
         return ""
     first, rest = positional[0], positional[1:]
     if _NUMBER.fullmatch(first):
-        number = _date(positional) or _grouped(positional) or _pair(positional) or _quantity(positional)
+        number = _whole_numbers(positional) or _quantity(positional)
         number += raised.script("\u00d710^", named.get("e", "")) + " " * ("u" in named) + named.get("u", "")
         return f"{name} {number}" if not rest and _PREFIX.fullmatch(name) else number
     if not rest and first[0].isdecimal() and _PREFIX.fullmatch(name):
@@ -450,35 +432,22 @@ def _inside(name: str, positional: Sequence[str], named: Mapping[str, str]) -> s
         return rest[0]
     if rest and first.isalpha() and first.islower() and " " in rest[0]:  # a colour, a size, a kind
         return rest[0]
-    foreign = [word for word in rest[:2] if _is_foreign(first, word)]
+    # In another alphabet: words with letters, but none of the Latin alphabet.
+    foreign = first.isascii() and any(_WORD.search(word) and not re.search("[A-Za-z]", word) for word in rest[:2])
     return f"{first} ({', '.join(rest[:2])})" if foreign else first
 
 
-def _is_foreign(first: str, word: str) -> bool:
-    """Returns True if `first` is ASCII, and `word` has letters, but none of the Latin alphabet."""
-    return bool(_WORD.search(word)) and first.isascii() and not re.search(r"[A-Za-z]", word)
-
-
-def _date(words: Sequence[str]) -> str:
-    """Returns year, month and day as 1879-03-14; "" if the words are none."""
-    if len(words) < 3 or not all(word.isdecimal() for word in words[:3]):
+def _whole_numbers(words: Sequence[str]) -> str:
+    """Returns a date (1879-03-14), the groups of digits of a number, a fraction or a range of years; "" for other words."""
+    if len(words) > 2 and all(map(str.isdecimal, words[:3])):
+        year, month, day = map(int, words[:3])
+        if year > 31 and 1 <= month <= 12 and 1 <= day <= 31:
+            return f"{year}-{month:02}-{day:02}"
+    if len(words) < 2 or not all(map(str.isdecimal, words)):
         return ""
-    year, month, day = map(int, words[:3])
-    return f"{year}-{month:02}-{day:02}" if year > 31 and 1 <= month <= 12 and 1 <= day <= 31 else ""
-
-
-def _grouped(words: Sequence[str]) -> str:
-    """Returns the groups of digits of one number; "" if the words are no such groups."""
-    if len(words) < 3 or not all(word.isdecimal() and len(word) == 3 for word in words[1:]):
-        return ""
-    return ",".join(words) if words[0].isdecimal() and len(words[0]) <= 3 else ""
-
-
-def _pair(words: Sequence[str]) -> str:
-    """Returns two whole numbers as a fraction, or as a range of years; "" for other words."""
-    if len(words) != 2 or not all(word.isdecimal() for word in words):
-        return ""
-    return ("\u2013" if len(words[0]) > 2 else "/").join(words)
+    if len(words) == 2:
+        return ("\u2013" if len(words[0]) > 2 else "/").join(words)
+    return ",".join(words) if len(words[0]) <= 3 and all(len(word) == 3 for word in words[1:]) else ""
 
 
 def _quantity(words: Sequence[str]) -> str:

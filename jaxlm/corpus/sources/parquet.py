@@ -19,9 +19,9 @@ def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]
         try:
             table = pq.ParquetFile(f)
         except (pa.ArrowException, OSError) as e:
-            _raise_if_not_the_data(e)
+            reason = f"not a readable parquet file ({_damage(e)})"
             if not part.start:  # every part of the file meets this error, which counts once
-                stats.skip(f"not a readable parquet file ({str(e).splitlines()[0]})", part.name)
+                stats.skip(reason, part.name)
             return
         schema, row = table.schema_arrow, 0
         fault = _fault(schema, spec.text_key, part.url)
@@ -38,10 +38,11 @@ def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]
             row += about.num_rows
 
 
-def _raise_if_not_the_data(error: Exception) -> None:
-    """Raises an error of the file system again: such errors have an errno, and Arrow's errors about damage have none."""
+def _damage(error: Exception) -> str:
+    """Returns what is wrong with a file. Raises errors of the file system again: these alone have an errno."""
     if getattr(error, "errno", None):
         raise error
+    return str(error).splitlines()[0]
 
 
 def _fault(schema: pa.Schema, key: str, url: str) -> str:
@@ -79,8 +80,7 @@ def _read_group(
                 else:
                     yield base.document_of_row(text, doc_id, record, spec.text_key)
     except (pa.ArrowException, OSError) as e:
-        _raise_if_not_the_data(e)
-        stats.skip(f"damaged parquet row group ({str(e).splitlines()[0]})", f"{part.name}:{row}", end - row)
+        stats.skip(f"damaged parquet row group ({_damage(e)})", f"{part.name}:{row}", end - row)
 
 
 def _values(column: pa.Array) -> list:

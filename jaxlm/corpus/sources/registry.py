@@ -33,13 +33,12 @@ DOCUMENTS = {
     (".mhtml",): "save as .html",
     (".ipynb",): "convert with jupyter nbconvert --to markdown",
 }
-# The same for files that may hold text.
+# The same for files that may hold text, and for names without a suffix.
 CONTAINERS = {
     (".csv", ".tsv", ".json", ".xlsx", ".xml"): 'make a .jsonl of the texts, a line {"text": "..."} each',
     (".zip", ".tar", ".tgz", ".7z", ".rar", ".gz", ".xz", ".bz2", ".zst"): "unpack first",
+    ("unsuffixed",): "name those that are text NAME.txt",
 }
-# The same for names without a suffix.
-UNNAMED = {("unsuffixed",): "name those that are text NAME.txt"}
 # Prefixes `NAME:` of sources that are no paths -> the module, whose `parts` splits the source.
 SCHEMES = {"embedded": "embedded", "tfds": "tfds", "hub": "hub"}
 AUTO = tuple(name for name in FORMATS if name not in ("code", "readme"))

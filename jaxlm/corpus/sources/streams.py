@@ -13,7 +13,7 @@ import fsspec.core
 from backports import zstd
 
 from jaxlm.corpus.sources import base
-from jaxlm.corpus.sources.base import Part
+from jaxlm.corpus.sources.base import Part, SourceStats
 
 CHUNK_BYTES = 1 << 18
 _OUTPUT_BYTES = 1 << 22  # decompressed at a time: a few kB of input may hold gigabytes
@@ -111,13 +111,12 @@ def _members(raw: Iterator[bytes], name: str, new: Callable[[], Decompressor], b
 
 def _outputs(member: Decompressor, data: bytes) -> Iterator[bytes]:
     """Yields what a member decompresses `data` to, in chunks of bounded size."""
-    out = member.decompress(data, _OUTPUT_BYTES)
     while True:
-        if out:
+        if out := member.decompress(data, _OUTPUT_BYTES):
             yield out
         if member.eof or member.needs_input:
             return
-        out = member.decompress(b"", _OUTPUT_BYTES)
+        data = b""
 
 
 def _next_member(data: bytes, raw: Iterator[bytes], beginning: re.Pattern[bytes]) -> bytes:
@@ -129,46 +128,47 @@ def _next_member(data: bytes, raw: Iterator[bytes], beginning: re.Pattern[bytes]
     return data[match.start() :]
 
 
-def read_whole(part: Part) -> bytes | Damage:
-    """Returns all bytes of a small file."""
-    out, size = [], 0
+def read_whole(part: Part, stats: SourceStats) -> bytes | None:
+    """Returns all bytes of a small file; None if it is damaged or too large, which counts as skipped."""
+    whole = bytearray()
     for chunk in chunks(part):
-        if isinstance(chunk, Damage):
-            return chunk
-        size += len(chunk)
-        if size > base.MAX_RECORD_BYTES:
-            return Damage(TOO_LARGE)
-        out.append(chunk)
-    return b"".join(out)
+        damaged = isinstance(chunk, Damage)
+        if damaged or len(whole) + len(chunk) > base.MAX_RECORD_BYTES:
+            stats.skip(chunk.reason if damaged else TOO_LARGE, part.name)
+            return None
+        whole += chunk
+    return bytes(whole)
 
 
 def lines(part: Part) -> Iterator[tuple[int, bytes | Damage]]:
     """Yields (offset, line with its end) for the lines that begin in the part's bytes; a Damage for a line that lost bytes."""
     offset = max(part.start - 1, 0)  # one byte early: the end of the line before tells whether a line begins at start
-    stream, rest, drop = chunks(part, offset), [], bool(part.start)
-    held = 0  # bytes in `rest`; beyond the limit they are dropped and the line is marked
-    for chunk in stream:
+    rest, length, drop = (
+        [],
+        0,
+        bool(part.start),
+    )  # of the line that begins at `offset`; `rest` holds no line past the limit
+
+    def line() -> bytes | Damage:
+        return b"".join(rest) if length <= base.MAX_RECORD_BYTES else Damage(TOO_LARGE)
+
+    for chunk in chunks(part, offset):
         if isinstance(chunk, Damage):
-            rest, held, drop = [], 0, False
+            rest, length, drop = [], 0, False
             yield offset, chunk
             continue
-        for line in io.BytesIO(chunk):
-            if not line.endswith(b"\n"):
-                held += len(line)
-                rest = [*rest, line] if held <= base.MAX_RECORD_BYTES else []
+        for piece in io.BytesIO(chunk):
+            length += len(piece)
+            rest = [*rest, piece] if length <= base.MAX_RECORD_BYTES else []
+            if not piece.endswith(b"\n"):
                 continue
-            at, length = offset, held + len(line)
-            if 0 <= part.stop <= at:
+            if 0 <= part.stop <= offset:
                 return
-            too_large = length > base.MAX_RECORD_BYTES
-            whole = b"".join((*rest, line)) if rest else line
-            rest, held, offset = [], 0, offset + length
-            if drop:
-                drop = False
-            else:
-                yield at, Damage(TOO_LARGE) if too_large else whole
-    if held and not drop and not 0 <= part.stop <= offset:
-        yield offset, Damage(TOO_LARGE) if held > base.MAX_RECORD_BYTES else b"".join(rest)
+            if not drop:
+                yield offset, line()
+            rest, length, drop, offset = [], 0, False, offset + length
+    if length and not drop and not 0 <= part.stop <= offset:
+        yield offset, line()
 
 
 class Cursor:
@@ -190,6 +190,15 @@ class Cursor:
 
     def unread(self, damage: Damage) -> None:
         self._unread = damage
+
+    def seek(self, mark: bytes) -> bool | Damage:
+        """Moves the window to where `mark` comes next and returns True; without one, returns what `fill` returned last."""
+        while (at := self.window.find(mark)) < 0:
+            self.drop(len(self.window) - len(mark) + 1)
+            if (more := self.fill()) is not True:
+                return more
+        self.drop(at)
+        return True
 
     def drop(self, count: int) -> None:
         """Moves the beginning of the window forward by `count` bytes, if `count` is positive."""

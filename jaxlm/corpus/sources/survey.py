@@ -50,7 +50,7 @@ def _head(file: files.Found) -> bytes:
 def unread_lines(path: str, unread: Mapping[str, int]) -> list[str]:
     """Returns lines on the files below `path` that are not read: one for each way to convert them, one for the rest."""
     lines, rest = [], dict(unread)
-    for suffixes, how in (registry.DOCUMENTS | registry.CONTAINERS | registry.UNNAMED).items():
+    for suffixes, how in (registry.DOCUMENTS | registry.CONTAINERS).items():
         if these := {name: rest.pop(name) for name in suffixes if name in rest}:
             lines.append(f"{path}: {_counted(these)} not read: {how}")
     if rest:

@@ -34,8 +34,8 @@ def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]
             raise ConfigError(f"source '{spec.path}': feature '{key}' is not text; add ?key=NAME")
         if isinstance(text, bytes):
             text = base.to_text(text, doc_id, stats)
-        row = {field: example[field] for field in base.FIELDS & set(example) - {key}}
-        row = {field: value for field, value in row.items() if isinstance(value, bytes | str)}
+        known = base.FIELDS & set(example) - {key}
+        row = {field: example[field] for field in known if isinstance(example[field], bytes | str)}
         yield base.document_of_row(text, doc_id, row, key)
 
 
@@ -49,30 +49,24 @@ def _parse(path: str) -> tuple[str, str, str]:
 
 def _open(spec: SourceSpec) -> tuple[Sequence[Mapping[str, object]], int, int]:
     """Returns (examples of the split or slice, bytes of the whole split, examples of the whole split)."""
-    source = spec.path
-    name, split, key = _parse(source)
+    name, split, key = _parse(spec.path)
+    source, whole = f"source '{spec.path}'", split.partition("[")[0]
     import tensorflow_datasets as tfds  # slow to import, and most runs have no TFDS source
 
     try:
         builder = tfds.builder(name, data_dir=spec.tfds_dir or None, try_gcs=False)
     except Exception as e:
         where = spec.tfds_dir or "its data_dir"
-        raise ConfigError(f"source '{source}': TFDS finds no such dataset in {where} ({first_line(e)})") from None
-    if split.split("[")[0] not in builder.info.splits:
-        have = (
-            ", ".join(builder.info.splits)
-            or "none: it is not prepared, run its download_and_prepare with file_format='array_record'"
-        )
-        raise ConfigError(f"source '{source}': no split '{split}'; prepared are {have}")
-    if key not in builder.info.features:
-        raise ConfigError(
-            f"source '{source}': no feature '{key}'; it has {', '.join(sorted(builder.info.features))}: add ?key=NAME"
-        )
+        raise ConfigError(f"{source}: TFDS finds no such dataset in {where} ({first_line(e)})") from None
+    splits, features = builder.info.splits, builder.info.features
+    if whole not in splits:
+        have = ", ".join(splits) or "none: run its download_and_prepare with file_format='array_record'"
+        raise ConfigError(f"{source}: no split '{split}'; prepared are {have}")
+    if key not in features:
+        raise ConfigError(f"{source}: no feature '{key}'; it has {', '.join(sorted(features))}: add ?key=NAME")
     try:
         records = builder.as_data_source(split=split)
     except Exception as e:
-        raise ConfigError(
-            f"source '{source}' cannot be read at random ({first_line(e)}); prepare it with file_format='array_record'"
-        ) from None
-    about = builder.info.splits[split.split("[")[0]]
-    return records, about.num_bytes, about.num_examples
+        advice = "prepare it with file_format='array_record'"
+        raise ConfigError(f"{source} cannot be read at random ({first_line(e)}); {advice}") from None
+    return records, splits[whole].num_bytes, splits[whole].num_examples

@@ -50,25 +50,21 @@ def read_unit(unit: Unit, spec: SourceSpec, stats: SourceStats) -> Iterator[Docu
     """
     read_bytes = 0
     for part in unit.parts:
-        for document in _documents(part, spec, stats):
-            size = _checked_size(document, stats)
-            if size is None:
-                continue
-            if unit.max_bytes and read_bytes and read_bytes + size > unit.max_bytes:
-                return
-            read_bytes += size
-            stats.documents += 1
-            stats.bytes += size
-            document.metadata["source"] = spec.name
-            document.metadata.setdefault("site", base.site_of(document.metadata.get("url", "")) or spec.name)
-            yield document
-
-
-def _documents(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-    try:
-        yield from registry.reader(part.format).read(part, spec, stats)
-    except PermissionError:  # one such file must not cost the others
-        stats.skip("no permission to read it", part.name)
+        try:
+            for document in registry.reader(part.format).read(part, spec, stats):
+                size = _checked_size(document, stats)
+                if size is None:
+                    continue
+                if unit.max_bytes and read_bytes and read_bytes + size > unit.max_bytes:
+                    return
+                read_bytes += size
+                stats.documents += 1
+                stats.bytes += size
+                document.metadata["source"] = spec.name
+                document.metadata.setdefault("site", base.site_of(document.metadata.get("url", "")) or spec.name)
+                yield document
+        except PermissionError:  # one such file must not cost the others
+            stats.skip("no permission to read it", part.name)
 
 
 _FIRST_RECORDS = 100
@@ -160,9 +156,8 @@ def iterate_documents(
     whole = Unit(tuple(find_parts(wanted, sys.maxsize)), wanted.max_bytes)
     yield from ((document.id, document.text) for document in read_unit(whole, wanted, stats))
     if not stats.documents:
-        raise ConfigError(
-            f"source '{spec}' gave no document ({stats.summary()}); {stats.no_field or 'check the path and text_key'}"
-        )
+        why = stats.no_field or "check the path and text_key"
+        raise ConfigError(f"source '{spec}' gave no document ({stats.summary()}); {why}")
 
 
 def source_signature(spec: str) -> str:

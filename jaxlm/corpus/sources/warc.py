@@ -120,9 +120,8 @@ def _records(cursor: streams.Cursor) -> Iterator[tuple[int, bytes | streams.Dama
 def _measure(cursor: streams.Cursor) -> tuple[int, bool | streams.Damage]:
     """Returns (size, True if complete and sound, else False or a Damage) of the record at the window's beginning."""
     while (end := cursor.window.find(_BLANK_LINE)) < 0:
-        if len(cursor.window) > _HEADER_BYTES or not (more := cursor.fill()):
-            return 0, False
-        if isinstance(more, streams.Damage):
+        more = cursor.fill() if len(cursor.window) <= _HEADER_BYTES else False
+        if more is not True:
             return 0, more
     length = _LENGTH.search(cursor.window, 0, end + 2)
     if not cursor.window.startswith(b"WARC/") or not length or int(length[1]) > base.MAX_RECORD_BYTES:
@@ -142,14 +141,8 @@ def _measure(cursor: streams.Cursor) -> tuple[int, bool | streams.Damage]:
 
 def _to_next(cursor: streams.Cursor) -> None:
     """Moves to where the next record seems to begin: after a blank line or after damage."""
-    mark = _BLANK_LINE + b"WARC/"
     cursor.drop(1)
-    while (at := cursor.window.find(mark)) < 0:
-        before, more = len(cursor.window), cursor.fill()
-        if more is not True:
-            cursor.drop(len(cursor.window))
-            if more:
-                cursor.unread(more)
-            return
-        cursor.drop(before - len(mark))
-    cursor.drop(at + 4)
+    more = cursor.seek(_BLANK_LINE + b"WARC/")
+    cursor.drop(len(_BLANK_LINE) if more is True else len(cursor.window))
+    if isinstance(more, streams.Damage):
+        cursor.unread(more)

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxlm.config import ConfigError
 from jaxlm.corpus.sources.units import iterate_documents
-from jaxlm.corpus.stage import Document, Edits, Remove, Settings, Stage
+from jaxlm.corpus.stage import Document, Edits, Remove, Settings, Stage, scored
 from jaxlm.host import files
 
 N_FEATURES = 1 << 18
@@ -43,11 +43,7 @@ class Classifier(Stage):
             raise ConfigError(f"{config_key}: set good and bad to folders of examples, or set model")
 
     def apply(self, document: Document, edits: Edits) -> Remove | None:
-        score = self._score(document.text)
-        document.metadata["quality"] = round(score, 4)
-        if score < self.settings.min_score:
-            return Remove("low quality", f"score={score:.3f}, min_score={self.settings.min_score}")
-        return None
+        return scored(document, "quality", self._score(document.text), "low quality", self.settings.min_score)
 
 
 def _examples(spec: str, config_key: str) -> list[str]:

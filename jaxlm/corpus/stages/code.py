@@ -9,8 +9,9 @@ import re
 import string
 import tomllib
 import warnings
+from collections.abc import Iterator
 
-from jaxlm.corpus.stage import Document, Edits, Remove, Stage
+from jaxlm.corpus.stage import Document, Edits, Remove, Stage, first_broken
 
 _HEAD_LINES = 40  # where a generator leaves its note; in the body the words may be the text of a generator's template
 _COMMENT = re.compile(r'\s*(?:#|//|/\*|\*|--|;|%|<!--|"""|\'\'\'|\(\*|\{-|dnl\b|rem\b|!)', re.I)
@@ -38,32 +39,29 @@ class Code(Stage):
     """Removes generated, minified, data and broken source files. Documents of other formats than "code" pass."""
 
     def apply(self, document: Document, edits: Edits) -> Remove | None:
-        if document.metadata.get("format") != "code":
-            return None
-        s, text = self.settings, document.text
-        if not text.strip():
-            return Remove("empty")
-        if s.generated and (note := generated(text)):
-            return Remove("generated", note)
-        lines = text.splitlines()
-        longest, mean = max(map(len, lines)), len(text) / len(lines)
-        if (share := sum(map(len, data(text))) / len(text)) > s.max_data:
-            return Remove("data", f"share={share:.2f}, max_data={s.max_data}")
-        if s.max_line_chars and longest > s.max_line_chars:
-            return Remove("minified", f"longest line={longest}, max_line_chars={s.max_line_chars}")
-        if s.max_mean_line_chars and mean > s.max_mean_line_chars:
-            return Remove("minified", f"mean line={mean:.0f}, max_mean_line_chars={s.max_mean_line_chars}")
+        return first_broken(self._rules(document)) if document.metadata.get("format") == "code" else None
+
+    def _rules(self, document: Document) -> Iterator[tuple[bool, str, str]]:
+        s, text, lines = self.settings, document.text, document.text.splitlines()
+        yield not text.strip(), "empty", ""
+        note = generated(text) if s.generated else ""
+        yield bool(note), "generated", note
+        share = sum(map(len, data(text))) / len(text)
+        yield share > s.max_data, "data", f"share={share:.2f}, max_data={s.max_data}"
+        longest, most = max(map(len, lines)), s.max_line_chars
+        yield 0 < most < longest, "minified", f"longest line={longest}, max_line_chars={most}"
+        mean, most = len(text) / len(lines), s.max_mean_line_chars
+        yield 0 < most < mean, "minified", f"mean line={mean:.0f}, max_mean_line_chars={most}"
         rest = text.translate(_ASCII_LETTERS)
-        if (share := 1 - len(rest) / len(text)) < s.min_alphabetic and (
-            share := share + sum(map(str.isalpha, rest)) / len(text)
-        ) < s.min_alphabetic:
-            return Remove("few letters", f"share={share:.2f}, min_alphabetic={s.min_alphabetic}")
-        if not text.isascii() and (share := sum(c > "\x7f" for c in rest) / len(text)) > s.max_non_ascii:
-            return Remove("not ASCII", f"share={share:.2f}, max_non_ascii={s.max_non_ascii}")
-        language = str(document.metadata.get("language", "")).lower()
-        if s.parses and len(text) <= s.max_parse_chars and (problem := syntax_error(text, language)):
-            return Remove("does not parse", problem)
-        return None
+        share = 1 - len(rest) / len(text)
+        if share < s.min_alphabetic:
+            share += sum(map(str.isalpha, rest)) / len(text)
+        yield share < s.min_alphabetic, "few letters", f"share={share:.2f}, min_alphabetic={s.min_alphabetic}"
+        share = 0.0 if text.isascii() else sum(c > "\x7f" for c in rest) / len(text)
+        yield share > s.max_non_ascii, "not ASCII", f"share={share:.2f}, max_non_ascii={s.max_non_ascii}"
+        parsed = s.parses and len(text) <= s.max_parse_chars
+        problem = syntax_error(text, str(document.metadata.get("language", "")).lower()) if parsed else ""
+        yield bool(problem), "does not parse", problem
 
 
 def generated(text: str) -> str:

@@ -7,43 +7,28 @@ variables, calls, sample keys and words of examples are no secrets.
 import collections.abc
 import re
 
-from detect_secrets.plugins import (
-    aws,
-    azure_storage_key,
-    discord,
-    github_token,
-    gitlab_token,
-    mailchimp,
-    npm,
-    openai,
-    pypi_token,
-    sendgrid,
-    slack,
-    square_oauth,
-    stripe,
-    telegram_token,
-    twilio,
-)
+from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
 
+_PLUGINS = get_mapping_from_secret_type_to_class()
 # (Literals or regexes, one of which is in every match; the regexes; the group that is the secret.)
 _FORMATS = (
-    (("AKIA", "ASIA", "ABIA", "ACCA", "A3T"), aws.AWSKeyDetector.denylist[:1], 0),
-    (("aws", "AWS", "Aws"), aws.AWSKeyDetector.denylist[1:], 1),
-    (("AccountKey=",), azure_storage_key.AzureStorageKeyDetector.denylist, 0),
-    (("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), github_token.GitHubTokenDetector.denylist, 0),
-    (("glpat-", "gldt-", "glft-", "glsoat-", "glrt-"), gitlab_token.GitLabTokenDetector.denylist[:1], 0),
-    (("GR1348941", "glcbt-", "glimt-", "glptt-", "glagent-", "gloas-"), gitlab_token.GitLabTokenDetector.denylist[1:], 0),
-    ((re.compile(r"-us(?<=[0-9a-z]{8}-us)\d"),), mailchimp.MailchimpDetector.denylist, 0),
-    (("_authToken",), npm.NpmDetector.denylist, 1),
-    (("T3BlbkFJ",), openai.OpenAIDetector.denylist, 0),
-    (("pypi-",), pypi_token.PypiTokenDetector.denylist, 0),
-    (("SG.",), sendgrid.SendGridDetector.denylist, 0),
-    (("xox", "hooks.slack.com"), slack.SlackDetector.denylist, 0),
-    (("sq0csp-",), square_oauth.SquareOAuthDetector.denylist, 0),
-    (("k_live_",), stripe.StripeDetector.denylist, 0),
-    (("AC", "SK"), twilio.TwilioKeyDetector.denylist, 0),
-    ((re.compile(r":(?<=\d{8}:)[\w-]{35}"),), telegram_token.TelegramBotTokenDetector.denylist, 0),
-    ((re.compile(r"\.(?<=[\w-]{23}\.)[\w-]{6}\.[\w-]{27}"),), discord.DiscordBotTokenDetector.denylist, 0),
+    (("AKIA", "ASIA", "ABIA", "ACCA", "A3T"), _PLUGINS["AWS Access Key"].denylist[:1], 0),
+    (("aws", "AWS", "Aws"), _PLUGINS["AWS Access Key"].denylist[1:], 1),
+    (("AccountKey=",), _PLUGINS["Azure Storage Account access key"].denylist, 0),
+    (("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), _PLUGINS["GitHub Token"].denylist, 0),
+    (("glpat-", "gldt-", "glft-", "glsoat-", "glrt-"), _PLUGINS["GitLab Token"].denylist[:1], 0),
+    (("GR1348941", "glcbt-", "glimt-", "glptt-", "glagent-", "gloas-"), _PLUGINS["GitLab Token"].denylist[1:], 0),
+    ((re.compile(r"-us(?<=[0-9a-z]{8}-us)\d"),), _PLUGINS["Mailchimp Access Key"].denylist, 0),
+    (("_authToken",), _PLUGINS["NPM tokens"].denylist, 1),
+    (("T3BlbkFJ",), _PLUGINS["OpenAI Token"].denylist, 0),
+    (("pypi-",), _PLUGINS["PyPI Token"].denylist, 0),
+    (("SG.",), _PLUGINS["SendGrid API Key"].denylist, 0),
+    (("xox", "hooks.slack.com"), _PLUGINS["Slack Token"].denylist, 0),
+    (("sq0csp-",), _PLUGINS["Square OAuth Secret"].denylist, 0),
+    (("k_live_",), _PLUGINS["Stripe Access Key"].denylist, 0),
+    (("AC", "SK"), _PLUGINS["Twilio API Key"].denylist, 0),
+    ((re.compile(r":(?<=\d{8}:)[\w-]{35}"),), _PLUGINS["Telegram Bot Token"].denylist, 0),
+    ((re.compile(r"\.(?<=[\w-]{23}\.)[\w-]{6}\.[\w-]{27}"),), _PLUGINS["Discord Bot Token"].denylist, 0),
     # JWT with its signature. Only where a run of such characters begins, and only if the payload follows: linear time.
     (("eyJ",), (re.compile(r"(?a)(?<![\w-])(?=[\w-]++\.eyJ[\w-]{4})(?:[\w-]*?[_-])??"
         r"(eyJ[\w-]{8,}+\.eyJ[\w-]{4,}+(?:\.[\w-]*+)?)"),), 1),

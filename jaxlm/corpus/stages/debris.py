@@ -190,13 +190,13 @@ def _without_lines(text: str, edits: Edits) -> str:
                 bare = _BULLET.sub("", bare)
             low = bare.lower()
             first = low.split(None, 1)[0] if bare else ""
-            if first in _NOTICE_WORDS and len(bare) <= _NOTICE_CHARS and _NOTICE.fullmatch(bare):
+            notice = first in _NOTICE_WORDS and len(bare) <= _NOTICE_CHARS and _NOTICE.fullmatch(bare)
+            menu = (
+                (first in _FIRST_WORDS or low in _MENU) and len(bare) <= _NOTICE_CHARS and not notice and _is_row(low)
+            )
+            if notice or menu:
                 gone.add(i)
-                edits["notice"] += 1
-                continue
-            if (first in _FIRST_WORDS or low in _MENU) and len(bare) <= _NOTICE_CHARS and _is_row(low):
-                gone.add(i)
-                edits["menu"] += 1
+                edits["notice" if notice else "menu"] += 1
                 continue
             short = len(bare) <= _MENU_CHARS and not _NO_MENU.search(bare)
         if short:

@@ -137,38 +137,34 @@ def _telling(words: list[str], n: int, content: int) -> np.ndarray:
     return np.array([i for i in range(len(words) - n + 1) if len({*tells[i : i + n], ""}) > content], np.int64)
 
 
-def _texts(
-    items: list[Item], settings: Settings
-) -> tuple[dict[tuple[str, ...], tuple[int, int]], list[tuple[int, tuple[str, ...]]]]:
-    """Returns (a text's words -> (its first item, least length for a share to be a leak); a list of (item, a text's words))."""
-    texts: dict[tuple[str, ...], tuple[int, int]] = {}
-    tells: list[tuple[int, tuple[str, ...]]] = []
+def _texts(items: list[Item], settings: Settings) -> dict[tuple[str, ...], tuple[int, list[int]]]:
+    """Returns a text's words -> (least length for a share to be a leak, the items that it tells)."""
+    texts: dict[tuple[str, ...], tuple[int, list[int]]] = {}
     for number, item in enumerate(items):
         for words, half in _segments(item, settings):
             # Chinese: a character says half as much as a word.
             dense = 2 * sum(len(word) == 1 and not word.isascii() for word in words) > len(words)
             if len(words) >= settings.min_words * (1 + dense):
-                texts.setdefault(tuple(words), (number, max(half, 2 * settings.ngram * dense)))
-                tells.append((number, tuple(words)))
-    return texts, tells
+                texts.setdefault(tuple(words), (max(half, 2 * settings.ngram * dense), []))[1].append(number)
+    return texts
 
 
 def _write_index(items: list[Item], settings: Settings, folder: pathlib.Path) -> np.ndarray:
     """Writes the sorted n-grams, and how much of a segment is a leak. Returns for each item True if it can be found."""
-    texts, tells = _texts(items, settings)
+    texts = _texts(items, settings)
     vocabulary = sorted({word for words in texts for word in words})
     ids = {word: number for number, word in enumerate(vocabulary, 1)}
     x_V, sizes = _word_hashes(len(vocabulary) + 1), _sizes(settings)
     size_S, item_S, halves_S, length_S = np.zeros((4, len(texts)), np.int64)
     keys, places = [np.zeros(0, np.uint64)], [np.zeros((0, 2), np.int64)]
-    for segment, (words, (number, half)) in enumerate(texts.items()):
+    for segment, (words, (half, numbers)) in enumerate(texts.items()):
         halves = len(words) >= half
         n = max(size for size in sizes if size <= (max(half // 2, (len(words) - 1) // 2) if halves else len(words)))
         (hashes,) = ngram_hashes(x_V[[ids[word] for word in words]], [n])
         place = _telling(words, n, _CONTENT + (halves and n < 10))
         keys.append(hashes[place])
         places.append(np.stack([np.full_like(place, segment), place], axis=1))
-        size_S[segment], item_S[segment], halves_S[segment], length_S[segment] = n, number, halves, len(words)
+        size_S[segment], item_S[segment], halves_S[segment], length_S[segment] = n, numbers[0], halves, len(words)
     key_G, place_G = np.concatenate(keys), np.concatenate(places)
     order = np.lexsort((place_G[:, 1], place_G[:, 0], key_G))
     key_G, place_G = key_G[order], place_G[order]
@@ -203,10 +199,8 @@ def _write_index(items: list[Item], settings: Settings, folder: pathlib.Path) ->
         np.save(folder / f"{name}.npy", array)
     (folder / "words.txt").write_text("\n".join(vocabulary), encoding="utf-8")
     (folder / "items.json").write_text(json.dumps([[item.benchmark, item.id] for item in items]), encoding="utf-8")
-    findable = {words for words, need in zip(texts, need_S, strict=True) if need < _NEVER}
-    indexed = np.zeros(len(items), bool)
-    indexed[[number for number, words in tells if words in findable]] = True
-    return indexed
+    findable = (numbers for (_, numbers), need in zip(texts.values(), need_S, strict=True) if need < _NEVER)
+    return np.isin(np.arange(len(items)), [*itertools.chain.from_iterable(findable)])
 
 
 class _Index:

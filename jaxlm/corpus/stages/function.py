@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Callable
 
 from jaxlm.config import ConfigError, config_files
-from jaxlm.corpus.stage import Document, Edits, Remove, Settings, Stage
+from jaxlm.corpus.stage import Document, Edits, Remove, Settings, Stage, scored
 
 
 class Function(Stage):
@@ -23,10 +23,7 @@ class Function(Stage):
 
     def apply(self, document: Document, edits: Edits) -> Remove | None:
         score = float(self._function(document.text, document.metadata))
-        document.metadata["score"] = round(score, 4)
-        if score < self.settings.min_score:
-            return Remove("low score", f"score={score:.3f}, min_score={self.settings.min_score}")
-        return None
+        return scored(document, "score", score, "low score", self.settings.min_score)
 
 
 def _load(path: str) -> Callable[[str, dict], float]:

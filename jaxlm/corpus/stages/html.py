@@ -163,7 +163,8 @@ def main_text(
             element.replace_with(tree.create_text_node(element.text))
         _protect_figures(tree, body)
         _protect_lists(tree, body)
-        text = _extract(tree, True, comments)
+    text = _extract(tree, root is None, comments)
+    if root is None:
         # Rules by class names sometimes take a whole article for furniture.
         missed = _densest(body, comments) if len(text) < _MIN_SHARE * len(body.text) else None
         if missed is None and not text.strip():  # the only text is in elements named comments
@@ -171,8 +172,6 @@ def main_text(
         if missed is not None and len(text) < _MIN_SHARE * len(missed.text):
             _isolate(missed, body)
             text = _extract(tree, False, comments)
-    else:
-        text = _extract(tree, False, comments)
     return title, _finish(text, blocks, markup)
 
 

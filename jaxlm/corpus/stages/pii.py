@@ -5,11 +5,11 @@ networks, section numbers stay, and so do numbers and addresses that are nobody'
 """
 
 import collections
-import collections.abc
 import functools
 import ipaddress
 import itertools
 import re
+from collections.abc import Callable, Iterable
 
 import phonenumbers
 from stdnum import iban, luhn
@@ -20,7 +20,7 @@ from jaxlm.corpus.stage import Document, Edits, Remove, Settings, Stage
 from jaxlm.corpus.stages import language
 from jaxlm.corpus.stages.credentials import find_secrets
 
-Spans = collections.abc.Iterable[tuple[int, int]]
+Spans = Iterable[tuple[int, int]]
 
 
 class Pii(Stage):
@@ -114,9 +114,8 @@ def _emails(text: str, settings: Settings, code: str) -> Spans:
 
 
 def _is_top(domain: str) -> bool:
-    return (domain.islower() or domain.isupper() or domain.istitle()) and (
-        len(domain) == 2 or domain.lower() in _DOMAINS
-    )
+    cased = domain.islower() or domain.isupper() or domain.istitle()
+    return cased and (len(domain) == 2 or domain.lower() in _DOMAINS)
 
 
 @functools.cache
@@ -213,10 +212,8 @@ def _cards(text: str, settings: Settings, code: str) -> Spans:
         number = re.sub(r"\D", "", match[0])
         issued = any(a <= int(number[: len(str(a))]) <= b and len(number) in n for a, b, n in _ISSUERS)
         before = _before(text, match.start())
-        other = (
-            re.search(r"[\w./#-]\Z|(?<!\d)\d{4}[ -]\Z", before) or _LABEL_NUMBER.search(before) or len(set(number)) == 1
-        )
-        if issued and not other and luhn.is_valid(number):
+        other = re.search(r"[\w./#-]\Z|(?<!\d)\d{4}[ -]\Z", before) or _LABEL_NUMBER.search(before)
+        if issued and not other and len(set(number)) > 1 and luhn.is_valid(number):
             yield match.span()
 
 
@@ -249,11 +246,8 @@ def _ssns(text: str, settings: Settings, code: str) -> Spans:
     for match in _SSN.finditer(text):
         before = _before(text, match.start(), _SENTENCE)
         labelled = _LABEL_SSN.search(before) or _SSN_AFTER.match(text, match.end())
-        if (
-            ssn.is_valid(re.sub(r"\D", "", match[0]))
-            and ("-" in match[0] or labelled)
-            and not _LABEL_NUMBER.search(before)
-        ):
+        valid = ssn.is_valid(re.sub(r"\D", "", match[0])) and not _LABEL_NUMBER.search(before)
+        if valid and ("-" in match[0] or labelled):
             yield match.span()
 
 
@@ -341,10 +335,9 @@ def _is_international(text: str, match: re.Match) -> bool:
     number = re.sub(r"^00", "+", match[0])
     if number[0] != "+" or (match[0][0] == "0" and number[1:].isdigit()):
         return False
-    if re.fullmatch(r"\+1[ .(-]+[2-9]\d\d[ .)-]+\d{3}[ .-]\d{4}", number) or _LABEL_PHONE.search(
-        _before(text, match.start())
-    ):
-        return True  # also 555-..., which nobody has
+    american = re.fullmatch(r"\+1[ .(-]+[2-9]\d\d[ .)-]+\d{3}[ .-]\d{4}", number)  # also 555-..., which nobody has
+    if american or _LABEL_PHONE.search(_before(text, match.start())):
+        return True
     return phonenumbers.PhoneNumberMatcher(number, None, leniency=phonenumbers.Leniency.VALID).has_next()
 
 
@@ -356,21 +349,16 @@ def _north_american(text: str, match: re.Match) -> tuple[int, int] | None:
     before = _before(text, start)
     if re.search(r"[\w.,$/#+=-]\Z", before) or _LABEL_NUMBER.search(before):
         return None
-    if re.match(r"\d+\.\d+-", match[0]):
-        return None  # a clause
-    if re.fullmatch(r"\d+ \d+ \d+", match[0]) and (
-        re.search(r"\d[ ,]*\Z", before) or re.match(r"[ ,]+\d", text[match.end() : match.end() + 4])
-    ):
-        return None  # a row of a table
+    row = re.search(r"\d[ ,]*\Z", before) or re.match(r"[ ,]+\d", text[match.end() : match.end() + 4])  # of a table
+    if re.match(r"\d+\.\d+-", match[0]) or (row and re.fullmatch(r"\d+ \d+ \d+", match[0])):  # the first is a clause
+        return None
     digits = re.sub(r"\D", "", match[0])
     fictional = "555" in (digits[:3], digits[3:6])
     valid = fictional or phonenumbers.is_valid_number(phonenumbers.parse(digits, "US"))
     return (start, match.end()) if valid else None
 
 
-def _is_national(
-    text: str, match: re.Match, own: tuple[str, ...], regions: collections.abc.Callable[[], tuple[str, ...]]
-) -> bool:
+def _is_national(text: str, match: re.Match, own: tuple[str, ...], regions: Callable[[], tuple[str, ...]]) -> bool:
     """Returns True if a run of digits is a phone number: the text says so, or the digits are grouped as in a region.
 
     `own` are the regions of the settings, `regions()` also those of the text's language, which may take a while.
@@ -400,11 +388,8 @@ def _is_grouped(number: str) -> bool:
     separators = re.findall(r"\D+", number)
     if number[0] == "0" or ")" in number:
         return bool(separators) and separators != ["."]
-    return (
-        len(separators) > 1
-        and sum(map(str.isdigit, number)) >= 9
-        and not re.fullmatch(r"\d{1,3}(?:\D\d{3})+|\d+(?:\.\d+){3}", number)
-    )
+    amount = re.fullmatch(r"\d{1,3}(?:\D\d{3})+|\d+(?:\.\d+){3}", number)
+    return len(separators) > 1 and sum(map(str.isdigit, number)) >= 9 and not amount
 
 
 def _is_of(number: str, regions: tuple[str, ...], called: bool) -> bool:
@@ -413,15 +398,12 @@ def _is_of(number: str, regions: tuple[str, ...], called: bool) -> bool:
     North American regions count only if `called`: `_NANP` finds their other numbers.
     """
     leniency = phonenumbers.Leniency.VALID if called else phonenumbers.Leniency.STRICT_GROUPING
-    return any(
-        phonenumbers.PhoneNumberMatcher(number, region, leniency=leniency).has_next()
-        for region in regions
-        if called or phonenumbers.country_code_for_region(region) != 1
-    )
+    judged = (region for region in regions if called or phonenumbers.country_code_for_region(region) != 1)
+    return any(phonenumbers.PhoneNumberMatcher(number, region, leniency=leniency).has_next() for region in judged)
 
 
 # In this order: a token may hold what looks like an address, a card what looks like a phone.
-_KINDS: dict[str, collections.abc.Callable[[str, Settings, str], Spans]] = {
+_KINDS: dict[str, Callable[[str, Settings, str], Spans]] = {
     "secret": lambda text, settings, code: find_secrets(text),
     "email": _emails,
     "iban": _ibans,

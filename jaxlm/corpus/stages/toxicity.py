@@ -105,8 +105,7 @@ def listed(text: str, automaton: ahocorasick.Automaton) -> str:
     text = text.lower()
     for last, entry in automaton.iter(text):
         start, end = last + 1 - len(entry), last + 1
-        if _SPACELESS.match(entry) or not (
-            (start and text[start - 1].isalnum()) or (end < len(text) and text[end].isalnum())
-        ):
+        part_of_word = text[start - 1 : start].isalnum() or text[end : end + 1].isalnum()
+        if not part_of_word or _SPACELESS.match(entry):
             return entry
     return ""

@@ -76,11 +76,9 @@ class Unicode(Stage):
         if self.settings.mojibake and _SUSPICIOUS.search(rare):
             text = _mend(text, edits)
             rare = _rare(text)
-        lost = rare.count("\ufffd")
-        if lost > self.settings.max_undecodable * len(text):
-            return Remove(
-                "undecodable", f"U+FFFD={lost / len(text):.4f}, max_undecodable={self.settings.max_undecodable}"
-            )
+        lost, most = rare.count("\ufffd"), self.settings.max_undecodable
+        if lost > most * len(text):
+            return Remove("undecodable", f"U+FFFD={lost / len(text):.4f}, max_undecodable={most}")
         if rare:
             text = self._unusual(text, rare, document.metadata.get("format") == "code", edits)
         document.text = self._blanks(text, edits)
@@ -88,12 +86,9 @@ class Unicode(Stage):
 
     def _unusual(self, text: str, rare: str, code: bool, edits: Edits) -> str:
         """Removes control and invisible characters, and applies normal form C."""
-        if "\x08" in rare:
-            text = _replace(_OVERSTRIKES, "", text, "overstrikes", edits)
-        if "\x1b" in rare:
-            text = _replace(_ESCAPES, "", text, "escapes", edits)
         if _CONTROLS.search(rare):
-            text = _replace(_CONTROLS, "", text, "controls", edits)
+            for name, pattern in (("overstrikes", _OVERSTRIKES), ("escapes", _ESCAPES), ("controls", _CONTROLS)):
+                text = _replace(pattern, "", text, name, edits)
         if _SPACES.search(rare):
             text = _replace(_SPACES, " ", text, "spaces", edits)
         if _UNSEEN.search(rare):

@@ -14,6 +14,7 @@ import pytest
 from jaxlm.corpus.dedup import lines, near, signatures
 from jaxlm.corpus.dedup.near import Signer
 from jaxlm.corpus.dedup.sql import connect
+from jaxlm.corpus.pipeline import make_folders
 from jaxlm.corpus.stage import Document
 
 NEAR = {"threshold": 0.6, "ngram": 5, "bands": 20, "rows": 5}
@@ -60,7 +61,7 @@ PARTS = 3  # tasks, by hash
 
 def deduplicate(folder, tasks, near_settings=NEAR, priorities=None):
     """`tasks`: lists of (id, text). Returns ({id: keeper} by stage, {id: number of keys that go})."""
-    folder.mkdir()
+    make_folders(folder)
     for task, documents in enumerate(tasks):
         priority = priorities[task] if priorities else 0
         signer = Signer(folder, task, priority, {"exact": {}, "near": near_settings, "lines": LINES})
@@ -74,7 +75,7 @@ def deduplicate(folder, tasks, near_settings=NEAR, priorities=None):
             near.find_pairs(connection, folder, band, near_settings["threshold"])
         near.resolve(connection, folder)
         for part in range(PARTS):
-            lines.find(connection, folder, LINES["min_documents"], LINES["min_share"], part, PARTS)
+            lines.find(connection, folder, LINES, part, PARTS)
     names = {task << 32 | row: doc[0] for task, documents in enumerate(tasks) for row, doc in enumerate(documents)}
     gone = {}
     for stage in ("exact", "near"):
@@ -210,6 +211,7 @@ def test_boilerplate_lines_go_from_all_and_copied_paragraphs_stay_once(tmp_path)
 
 def test_code_has_no_boilerplate_and_fences_are_paired(tmp_path):
     line = "from __future__ import annotations"
+    make_folders(tmp_path)
     signer = Signer(tmp_path, 0, 0, {"lines": LINES})
     for i in range(4):
         signer.add(Document(f"{line}\n{text(i)}", f"{i}.py", {"source": "s", "format": "code"}))

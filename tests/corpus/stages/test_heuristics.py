@@ -9,18 +9,34 @@ import random
 import pytest
 import tiny_stage
 from datatrove.pipeline import filters
+from datatrove.utils.word_tokenizers import WordTokenizer
 
 from jaxlm.corpus import words
 from jaxlm.corpus.stage import Document
-from jaxlm.corpus.stages import heuristics
 
+
+class Tokenizer(WordTokenizer):
+    """Gives datatrove's filters the words and sentences of `jaxlm.corpus.words`."""
+
+    def word_tokenize(self, text: str) -> list[str]:
+        return words.split(text)
+
+    def sent_tokenize(self, text: str) -> list[str]:
+        return [text[a:b].strip() for a, b in self.span_tokenize(text)]
+
+    def span_tokenize(self, text: str) -> list[tuple[int, int]]:
+        ends = words.sentence_ends(text)
+        return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+TOKENIZER = Tokenizer()
 PROSE = pathlib.Path(__file__).parents[4] / "shared/data/text/prose.jsonl.gz"
 REFERENCE = {
-    "gopher_quality": filters.GopherQualityFilter(language=heuristics.tokenizer()),
-    "gopher_repetition": filters.GopherRepetitionFilter(language=heuristics.tokenizer()),
-    "c4": filters.C4QualityFilter(filter_no_terminal_punct=False, language=heuristics.tokenizer()),
-    "c4 terminal_punctuation=True": filters.C4QualityFilter(language=heuristics.tokenizer()),
-    "fineweb": filters.FineWebQualityFilter(language=heuristics.tokenizer()),
+    "gopher_quality": filters.GopherQualityFilter(language=TOKENIZER),
+    "gopher_repetition": filters.GopherRepetitionFilter(language=TOKENIZER),
+    "c4": filters.C4QualityFilter(filter_no_terminal_punct=False, language=TOKENIZER),
+    "c4 terminal_punctuation=True": filters.C4QualityFilter(language=TOKENIZER),
+    "fineweb": filters.FineWebQualityFilter(language=TOKENIZER),
 }
 STORY = (
     "The old harbour lies at the end of a narrow road that few people know. In the morning, boats come back with "
