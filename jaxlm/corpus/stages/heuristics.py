@@ -82,6 +82,8 @@ class GopherRepetition(_Prose):
         self._least = min((limit for _, limit in self._dup), default=0.0)
 
     def _apply(self, document: Document, edits: Edits) -> Remove | None:
+        if not document.text:
+            return Remove("empty")
         shares = self._shares(document.text)
         return first_broken((share > limit, reason, f"{share:.3f}, max={limit}") for reason, share, limit in shares)
 

@@ -140,6 +140,11 @@ def test_gopher_quality_names_the_rule(reason, text):
     assert any(c.isdigit() for c in outcome.removed.detail)
 
 
+@pytest.mark.parametrize("name", ["gopher_quality", "gopher_repetition", "c4", "fineweb"])
+def test_a_text_that_an_earlier_stage_emptied_goes(name):
+    assert tiny_stage.apply(tiny_stage.make(name), "").removed is not None
+
+
 def test_gopher_limits_of_zero_are_off():
     stage = tiny_stage.make("gopher_quality min_words=0 min_mean_word_length=0 min_alphabetic_words=0 min_stop_words=0")
     for text in ("", "...", "a b"):
