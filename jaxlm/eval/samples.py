@@ -77,7 +77,7 @@ class Stream:
         # All the places at once, since each further length of the ring pauses to compile.
         places = max(map(len, ids), default=0) + settings.max_new_tokens
         decoder = engine.Engine(model, variables, shortest=min(places, model.config.max_seq_len), prefix_bytes=0)
-        self._updates = schedule.answers(decoder, tickets)
+        self._updates = schedule.answers(decoder, tickets, burst=decoder.burst)
         self.tokens, self.seconds = 0, 0.0
         self._take()
 

@@ -383,7 +383,9 @@ class Scheduler:
         return True
 
 
-def answers(engine: Engine, tickets: Sequence[Ticket], rows: int = 0, places: int = 0) -> Iterator[tuple[int, Update]]:
+def answers(
+    engine: Engine, tickets: Sequence[Ticket], rows: int = 0, places: int = 0, burst: int = BURST
+) -> Iterator[tuple[int, Update]]:
     """Answers requests that are known beforehand. Yields (number of the ticket, its news) as they come, until all have ended.
 
     An answer depends on its request and the weights, and on the other answers only by rounding. The same call gives the same
@@ -393,6 +395,7 @@ def answers(engine: Engine, tickets: Sequence[Ticket], rows: int = 0, places: in
       tickets: their listeners are replaced.
       rows: how many are answered at once, at most; 0: a power of two, at most ROWS.
       places: of the longest prompt with its new tokens, at least; several calls with the same compile the same programs.
+      burst: how many steps are run before the host reads their tokens, at most; `engine.burst` if somebody waits for them.
 
     Raises:
       ConfigError: a prompt is empty, has an id outside the vocabulary or leaves no room in the context.
@@ -402,8 +405,7 @@ def answers(engine: Engine, tickets: Sequence[Ticket], rows: int = 0, places: in
     places = max([places, *(len(ticket.ask.ids) + ticket.ask.max_new_tokens for ticket in tickets)])
     engine.reset(rows or min(ROWS, power_of_two(len(tickets))), places)
     longest = max([1, *(ticket.ask.max_new_tokens for ticket in tickets)])
-    burst = min(BURST, power_of_two(longest))
-    scheduler, news = Scheduler(engine, burst), collections.deque[tuple[int, Update]]()
+    scheduler, news = Scheduler(engine, min(burst, power_of_two(longest))), collections.deque[tuple[int, Update]]()
     for number, ticket in enumerate(tickets):
         ticket.tell = lambda update, number=number: news.append((number, update))
     scheduler.waiting.extend(tickets)
