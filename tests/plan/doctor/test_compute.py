@@ -36,7 +36,7 @@ def mesh(c: config.Config):
 
 def test_equal_forward_passes():
     c = resolve()
-    found = machine.twice(c, mesh(c), 10**12)
+    found = machine.Machine(c, c, mesh(c)).forward()
     assert found.verdict == OK
     assert found.text == "the whole model, 2 x 16 tokens: equal to the last bit, three times"
 
@@ -62,7 +62,7 @@ def test_a_large_model_is_shrunk_on_a_cpu():
 def test_the_speed_is_measured_and_remembered():
     c = resolve()
     one = sharding.make_mesh(c.mesh, jax.devices()[:1])
-    found = machine.speed(c, one, 1e12)
+    found = machine.Machine(c, c, one, c).speed()
     assert found.verdict == OK
     assert "no earlier measurement of such a run on this device" in found.text
     known = machines.known(jax.devices()[0].device_kind, 1, machines.key(c, one.shape))
