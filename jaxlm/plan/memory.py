@@ -11,7 +11,6 @@ Legend: B rows, T tokens, D model, F feed-forward, N query heads, K key-value he
 """
 
 import dataclasses
-import math
 import typing
 
 import jax
@@ -226,11 +225,8 @@ class _Layer:
 
 def _share(variables: Variables, shardings: Variables, width: int) -> _Share:
     """Returns one device's share of variables; `width`: bytes of the compute type."""
-    leaves = zip(tree.named_leaves(tree.merge(variables)), jax.tree.leaves(tree.merge(shardings)), strict=True)
-    sizes = [
-        (math.prod(placed.shard_shape(leaf.shape)), leaf.dtype.itemsize, tree.layer_of(name) is not None)
-        for (name, leaf), placed in leaves
-    ]
+    rows = lower.placements(tree.merge(variables), tree.merge(shardings))
+    sizes = [(row.elements, row.leaf.dtype.itemsize, tree.layer_of(row.name) is not None) for row in rows]
     return _Share(
         numbers=sum(n for n, _, _ in sizes),
         bytes=sum(n * own for n, own, _ in sizes),
@@ -243,7 +239,6 @@ def _share(variables: Variables, shardings: Variables, width: int) -> _Share:
 
 def device_bytes(abstract: typing.Any, shardings: typing.Any) -> tuple[int, int]:
     """Returns a tree's bytes on each device: (of leaves that stay there, of leaves that are loaded from the host for use)."""
-    sizes = {True: 0, False: 0}
-    for leaf, placed in zip(jax.tree.leaves(abstract), jax.tree.leaves(shardings), strict=True):
-        sizes[placed.memory_kind == "pinned_host"] += math.prod(placed.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-    return sizes[False], sizes[True]
+    rows = lower.placements(abstract, shardings)
+    away = sum(row.bytes for row in rows if row.sharding.memory_kind == "pinned_host")
+    return sum(row.bytes for row in rows) - away, away

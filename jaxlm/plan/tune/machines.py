@@ -318,7 +318,7 @@ def needed(config: Config, mesh: jax.sharding.Mesh) -> int:
     sizes = []
     for n_layers in (1, 2)[: config.model.n_layers]:
         shallow = with_keys(config, model={"n_layers": n_layers})
-        sizes.append(lower.memory_of(lower.lower_step(shallow, mesh)[0].compile(compiler_options=options or None)))
+        sizes.append(lower.memory_of(lower.parts_of(shallow, mesh).lower().compile(compiler_options=options or None)))
     return sizes[0] + (config.model.n_layers - 1) * (sizes[-1] - sizes[0])
 
 

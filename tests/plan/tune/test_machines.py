@@ -186,7 +186,7 @@ def test_memory_from_one_and_two_layers():
     c = resolve("model.n_layers=3")
     c = dataclasses.replace(c, model=hardware.for_platform(c.model, "cpu"))
     mesh = sharding.make_mesh(c.mesh, jax.devices()[:1])
-    whole = lower.memory_of(lower.lower_step(c, mesh)[0].compile(compiler_options=lower.QUICK))
+    whole = lower.memory_of(lower.parts_of(c, mesh).lower().compile(compiler_options=lower.QUICK))
     assert machines.needed(c, mesh) == pytest.approx(whole, rel=0.05)
 
 
