@@ -91,17 +91,6 @@ class Forecast:
         return _law(self.theta, schedule, steps), np.stack([(up - down) / 2e-4 for up, down in ends], -1)
 
 
-@dataclasses.dataclass(frozen=True)
-class Rise:
-    """The rise of the loss under a new schedule, before it helps. `back_step`: the first step with a loss of at most `now`."""
-
-    now: float
-    peak: float
-    peak_step: int
-    back_step: int | None
-    end: float
-
-
 def then(rate: Rate, done: int, after: Rate) -> Rate:
     return lambda steps: np.where(steps <= done, _rates(rate, steps), _rates(after, steps))
 
@@ -139,15 +128,18 @@ def fit(steps: np.ndarray, losses: np.ndarray, rate: Rate, done: int, end: int) 
     return Forecast(done, rate, theta, covariance, misfit)
 
 
-def predicted_rise(forecast: Forecast, rate: Rate, end: int) -> Rise:
-    """Predicts the loss if the run goes on with `rate`: a rate that has decayed and rises again first raises the loss."""
+def predicted_rise(forecast: Forecast, rate: Rate, end: int) -> dict:
+    """Predicts the losses now, at their peak and at the end: a rate that has decayed and rises again first raises the loss.
+
+    `back_step`: the first step after the peak with a loss of at most `now`; None if there is none.
+    """
     done = forecast.done
     steps = np.unique(np.linspace(done, end, min(end - done, 1000) + 1).round().astype(int))
     losses = forecast.curve(steps, rate)[0]
     top = int(np.argmax(losses))
     back = np.flatnonzero(losses[top:] <= losses[0])
-    back_at = int(steps[top + back[0]]) if back.size else None
-    return Rise(float(losses[0]), float(losses[top]), int(steps[top]), back_at, float(losses[-1]))
+    at = {"peak_step": int(steps[top]), "back_step": int(steps[top + back[0]]) if back.size else None}
+    return {"now": float(losses[0]), "peak": float(losses[top]), "end": float(losses[-1])} | at
 
 
 @dataclasses.dataclass(frozen=True)

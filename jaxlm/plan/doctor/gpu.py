@@ -158,13 +158,13 @@ def alive_pid(pid: int, root: pathlib.Path = pathlib.Path("/proc")) -> bool:
 
 def xids(kernel_log: str) -> list[Finding]:
     """Returns a finding for each (card, Xid of XIDS) in the kernel's messages since the machine started."""
-    findings = []
     seen = collections.Counter(re.findall(r"NVRM: Xid \((?:PCI:)?([^)]*)\): (\d+)", kernel_log))
-    for (card, xid), times in ((key, times) for key, times in seen.items() if int(key[1]) in XIDS):
-        verdict, meaning = XIDS[int(xid)]
-        text = f"Xid {xid} in the kernel's log ({times} times): {meaning}; {_MEND}"
-        findings.append(Finding(f"gpu {card}", verdict, text, {"xid": int(xid), "times": times}))
-    return findings
+    words = "Xid {} in the kernel's log ({} times): {}; " + _MEND
+    return [
+        Finding(f"gpu {card}", known[0], words.format(xid, times, known[1]), {"xid": int(xid), "times": times})
+        for (card, xid), times in seen.items()
+        if (known := XIDS.get(int(xid)))
+    ]
 
 
 def kernel_log(path: str = "/dev/kmsg") -> str:

@@ -126,7 +126,28 @@ class Machine:
         return Finding("checkpoint", OK, text, {"seconds": seconds})
 
     def links(self) -> list[Finding]:
-        return [links(self.mesh), *shared_memory()]
+        """Returns findings on a sum over all devices, its correctness and speed, and on /dev/shm."""
+        mesh, n = self.mesh, self.mesh.size
+        if n == 1:
+            return [Finding("links", OK, "one device: nothing to check")]
+        bytes_each = _CPU_BYTES if jax.default_backend() == "cpu" else _BYTES
+        split, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((mesh.axis_names,), ()))
+        numbers_N = jax.make_array_from_callback((n,), split, lambda at: np.arange(1, n + 1, dtype=np.float32)[at])
+        fill = jax.jit(lambda x_N: jnp.broadcast_to(x_N[:, None], (n, bytes_each // 4)), out_shardings=split)
+        add = jax.jit(lambda x_NxC: x_NxC.sum(0), out_shardings=whole)
+        x_NxC = fill(numbers_N)
+        jax.block_until_ready(add(x_NxC))
+        began = time.perf_counter()
+        for _ in range(3):
+            sum_C = jax.block_until_ready(add(x_NxC))
+        seconds = (time.perf_counter() - began) / 3
+        wrong = int((sum_C != n * (n + 1) / 2).sum())
+        speed = 2 * (n - 1) / n * bytes_each / seconds  # what a ring moves through each link
+        figures = {"devices": n, "bytes": bytes_each, "seconds": seconds, "bytes_per_second": speed, "wrong": wrong}
+        text = f"a sum of {size(bytes_each)} over {n} devices, {jax.process_count()} processes: {size(speed)}/s each"
+        if wrong:
+            text = f"a sum over {n} devices is wrong in {wrong} places: take another machine"
+        return [Finding("links", FAIL if wrong else OK, text, figures), *shared_memory()]
 
     def forward(self) -> Finding:
         """Returns a finding on a forward pass, computed three times: a differing bit is an error of hardware or kernel."""
@@ -229,31 +250,6 @@ def clocks() -> list[float] | None:
     whole, part = divmod(time.time(), 1)
     rows = multihost_utils.process_allgather(np.array([int(whole), int(part * 1e6)], np.int32))
     return [float(row[0]) + float(row[1]) / 1e6 for row in rows]
-
-
-def links(mesh: Mesh) -> Finding:
-    """Returns a finding on the correctness and speed of a sum over all devices."""
-    n = mesh.size
-    if n == 1:
-        return Finding("links", OK, "one device: nothing to check")
-    bytes_each = _CPU_BYTES if jax.default_backend() == "cpu" else _BYTES
-    split, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((mesh.axis_names,), ()))
-    numbers_N = jax.make_array_from_callback((n,), split, lambda at: np.arange(1, n + 1, dtype=np.float32)[at])
-    fill = jax.jit(lambda x_N: jnp.broadcast_to(x_N[:, None], (n, bytes_each // 4)), out_shardings=split)
-    add = jax.jit(lambda x_NxC: x_NxC.sum(0), out_shardings=whole)
-    x_NxC = fill(numbers_N)
-    jax.block_until_ready(add(x_NxC))
-    began = time.perf_counter()
-    for _ in range(3):
-        sum_C = jax.block_until_ready(add(x_NxC))
-    seconds = (time.perf_counter() - began) / 3
-    wrong = int((sum_C != n * (n + 1) / 2).sum())
-    speed = 2 * (n - 1) / n * bytes_each / seconds  # what a ring moves through each link
-    figures = {"devices": n, "bytes": bytes_each, "seconds": seconds, "bytes_per_second": speed, "wrong": wrong}
-    text = f"a sum of {size(bytes_each)} over {n} devices, {jax.process_count()} processes: {size(speed)}/s each"
-    if wrong:
-        text = f"a sum over {n} devices is wrong in {wrong} places: take another machine"
-    return Finding("links", FAIL if wrong else OK, text, figures)
 
 
 def shared_memory(folder: pathlib.Path = pathlib.Path("/dev/shm")) -> list[Finding]:

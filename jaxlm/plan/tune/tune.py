@@ -29,14 +29,8 @@ from jaxlm.step.objectives.base import Variables
 from jaxlm.step.parts import Parts
 
 HEADROOM = 0.95  # of a device's memory, for the step
-# Setting -> the section of the config that has its key.
-SECTIONS = {
-    "microbatch_size": "train",
-    "remat": "model",
-    "attention": "model",
-    "scan_layers": "model",
-    "tile_tokens": "loss",
-}
+# Section of the config -> its keys that are tuned.
+SECTIONS = {"train": ("microbatch_size",), "model": ("remat", "attention", "scan_layers"), "loss": ("tile_tokens",)}
 FULL_SPEED_TOKENS = 8192  # of a microbatch on one device: a larger one gains little on any accelerator
 
 
@@ -51,7 +45,8 @@ class Candidate:
     tile_tokens: int
 
     def overrides(self) -> list[str]:
-        return [f"--config.{SECTIONS[name]}.{name}={str(getattr(self, name)).lower()}" for name in SECTIONS]
+        keys = [(section, name) for section, names in SECTIONS.items() for name in names]
+        return [f"--config.{section}.{name}={str(getattr(self, name)).lower()}" for section, name in keys]
 
     def __str__(self) -> str:
         layers = "scanned" if self.scan_layers else "unrolled"
@@ -63,10 +58,8 @@ class Candidate:
 
     def applied(self, config: Config) -> Config:
         """Returns the config with these settings."""
-        keys: dict[str, dict] = {"eval": {"batch_size": config.eval.batch_size or self.microbatch_size}}
-        for name, section in SECTIONS.items():
-            keys.setdefault(section, {})[name] = getattr(self, name)
-        return with_keys(config, **keys)
+        keys = {section: {name: getattr(self, name) for name in names} for section, names in SECTIONS.items()}
+        return with_keys(config, eval={"batch_size": config.eval.batch_size or self.microbatch_size}, **keys)
 
 
 @dataclasses.dataclass
@@ -486,15 +479,15 @@ def row(config: Config, trial: Trial) -> dict:
     speed, per_token, h = trial.tokens_per_second, flops.of(config), config.hardware
     peak = h.peak_tflops or flops.peak_tflops(jax.devices()[0].device_kind)
     share = 1e12 * peak * jax.device_count() if peak and speed else None
-    sizes = {"predicted": trial.predicted_bytes, "measured": trial.measured_bytes}
-    gigabytes = {name: float(f"{size / 1e9:.3g}") if size else None for name, size in sizes.items()}
+    sizes = (trial.predicted_bytes, trial.measured_bytes)
+    predicted_gb, measured_gb = (float(f"{size / 1e9:.3g}") if size else None for size in sizes)
     return {
         **dataclasses.asdict(trial.candidate),
         "tokens_per_second": round(speed) if speed else None,
         "mfu_palm": round(speed * per_token.palm / share, 4) if share else None,
         "mfu_causal": round(speed * per_token.causal / share, 4) if share else None,
-        "predicted_gb": gigabytes["predicted"],
-        "measured_gb": gigabytes["measured"],
+        "predicted_gb": predicted_gb,
+        "measured_gb": measured_gb,
         "usd_per_billion_tokens": round(h.usd_per_hour / 3600 / speed * 1e9, 2) if speed and h.usd_per_hour else None,
         "note": trial.note,
     }
