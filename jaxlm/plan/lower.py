@@ -82,16 +82,6 @@ def placements(abstract: typing.Any, shardings: typing.Any) -> list[Placement]:
     return [Placement(name, leaf, placed) for (name, leaf), placed in leaves]
 
 
-def compile_lowered(lowered: jax.stages.Lowered, options: Options = None) -> jax.stages.Compiled | None:
-    """Returns the compiled step; None if the compiler can't place it in the device's memory."""
-    try:
-        return lowered.compile(compiler_options=options)
-    except RuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        return None
-
-
 def memory_of(compiled: jax.stages.Compiled) -> int:
     """Returns the bytes that a compiled step needs on each device: more than XLA's own `peak_memory_in_bytes` says."""
     m = compiled.memory_analysis()
@@ -107,6 +97,17 @@ def beside(made: parts.Parts) -> int:
     """Returns the bytes on each device that no step takes: those of the weights' moving average."""
     trained = placements(made.abstract.params, made.shardings.params)
     return 4 * sum(row.elements for row in trained) * averages(made.config)
+
+
+def compile_parts(made: parts.Parts, options: Options = None) -> tuple[jax.stages.Compiled, int] | tuple[None, None]:
+    """Returns (the compiled step, the bytes that it needs on a device); (None, None) if the compiler can't place it."""
+    try:
+        compiled = made.lower().compile(compiler_options=options)
+    except RuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return None, None
+    return compiled, memory_of(compiled) + beside(made)
 
 
 @dataclasses.dataclass(frozen=True)
