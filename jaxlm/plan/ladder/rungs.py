@@ -19,7 +19,6 @@ from jaxlm.data.batches.document_rows import MOST_PASSES, Rows
 from jaxlm.host.console import human
 from jaxlm.plan import flops, settle
 from jaxlm.plan.cost import tokens
-from jaxlm.plan.flops import count_params
 from jaxlm.run.checkpoints import pace
 
 WIDTHS = (1 / 4, 3 / 8, 1 / 2)  # of the config's own
@@ -116,7 +115,7 @@ def rung(config: Config, width: int, budget: float, folder: pathlib.Path, times:
     name = f"d{width}-{human(budget)}" + (f"-rate{times:g}" if times != 1 else "")
     changed = dataclasses.replace(with_keys(changed, optim=optim), workdir=str(folder / "runs" / name))
     m, kind = changed.model, "grid" if times == 1 else "rate"
-    entry = {"name": name, "d_model": m.d_model, "n_layers": m.n_layers, "parameters": count_params(m)}
+    entry = {"name": name, "d_model": m.d_model, "n_layers": m.n_layers, "parameters": flops.count_params(m)}
     entry |= {"tokens": tokens(changed), "steps": steps, "batch_size": rows, "lr": optim["lr"]}
     entry |= {"times": times, "rule": small.lr, "kind": kind, "planned_hours": None, "hours": 0.0}
     entry |= dict.fromkeys(("loss", "bits_per_byte", "bytes_per_token")) | {"why": ""}
@@ -194,30 +193,29 @@ def seconds(tokens: float, speed: float, held_out: int) -> float:
 
 def budgets(config: Config, speeds: Mapping[int, float], hours: float, held_out: int) -> list[float]:
     """Returns three budgets that fit into `hours`, at most the config's own tokens. Raises ConfigError if these are too few."""
-    smallest, others = speeds[min(speeds)], len(TIMES) - 1  # runs at other rates, of the smallest size and budget
-    fixed = sum(len(BUDGETS) * seconds(0, speed, held_out) for speed in speeds.values())
-    fixed += others * seconds(0, smallest, held_out)
-    token = sum(BUDGETS) * sum(1 / speed for speed in speeds.values()) + others * BUDGETS[0] / smallest
+    speed, others = speeds[min(speeds)], len(TIMES) - 1  # runs at other rates, of the smallest size and budget
+    fixed = sum(len(BUDGETS) * seconds(0, each, held_out) for each in speeds.values())
+    fixed += others * seconds(0, speed, held_out)
+    token = sum(BUDGETS) * sum(1 / each for each in speeds.values()) + others * BUDGETS[0] / speed
 
-    def smallest_budget(hours: float) -> float:
-        return BUDGETS[0] * min((3600 * hours - fixed) / token, tokens(config))
+    def smallest(hours: float) -> tuple[float, float]:
+        """Returns the smallest budget, and the tokens that it must have at least: those of STEPS steps of its batch."""
+        budget = BUDGETS[0] * min((3600 * hours - fixed) / token, tokens(config))
+        return budget, STEPS * batch_size(config, max(budget, 1.0)) * config.train.seq_len
 
-    def enough(budget: float) -> float:  # tokens of STEPS steps, whose batch goes with the budget
-        return STEPS * batch_size(config, max(budget, 1.0)) * config.train.seq_len
-
-    budget, longer = smallest_budget(hours), hours
-    if budget >= enough(budget):
+    budget, enough = smallest(hours)
+    if budget >= enough:
         return [share / BUDGETS[0] * budget for share in BUDGETS]
-    steps = STEPS * max(budget, 0) / enough(budget)
-    least = f"the smallest run would have {steps:.0f} steps, and {STEPS} are the least"
-    while budget < enough(budget):
-        if enough(budget) > BUDGETS[0] * tokens(config):
+    least = f"the smallest run would have {STEPS * max(budget, 0) / enough:.0f} steps, and {STEPS} are the least"
+    longer = hours
+    while budget < enough:
+        if enough > BUDGETS[0] * tokens(config):
             short = f"train.steps={config.train.steps} is too short for a ladder"
             raise ConfigError(f"{short}: {least}; name three by --tokens")
-        needed = (fixed + enough(budget) / BUDGETS[0] * token) / 3600
+        needed = (fixed + enough / BUDGETS[0] * token) / 3600
         digit = 10.0 ** (math.floor(math.log10(needed)) - 1)  # the second significant one
         longer = float(f"{(math.floor(needed / digit) + 1) * digit:.2g}")
-        budget = smallest_budget(longer)
+        budget, enough = smallest(longer)
     raise ConfigError(f"{hours:.3g} hours are too short for a ladder here: {least}; give --hours={longer:g}")
 
 

@@ -62,10 +62,6 @@ class Family:
         """Returns the standard error of each difference, as a multiple of the scatter."""
         return np.linalg.norm(self.array, axis=1) / math.sqrt(seeds)
 
-    def critical(self, df: int) -> float:
-        """Returns how many standard errors a difference must exceed; inf if the noise is unknown."""
-        return _critical(self, df) if df else math.inf
-
     def judge(self, losses_SxA: np.ndarray, borrowed: Noise = UNKNOWN) -> tuple[np.ndarray, np.ndarray]:
         """Returns the differences [..., C], and half of each one's interval: a larger difference is more than noise.
 
@@ -77,15 +73,15 @@ class Family:
         differences = losses_SxA.mean(-2) @ self.array.T
         if not noise.df:
             return differences, np.full_like(differences, math.inf)
-        return differences, self.critical(noise.df) * np.multiply.outer(noise.scatter, self.errors(seeds))
+        return differences, critical(self, noise.df) * np.multiply.outer(noise.scatter, self.errors(seeds))
 
     def smallest(self, seeds: int, borrowed_df: int = 0) -> float:
         """Returns the smallest difference that is found in POWER of sweeps, in scatters; inf if the noise is unknown."""
         df = (seeds - 1) * (self.array.shape[1] - 1) + borrowed_df
         if not df:
             return math.inf
-        critical = self.critical(df)
-        away = optimize.brentq(lambda shift: stats.nct.sf(critical, df, shift) - POWER, 0.1, 10 * critical)
+        least = critical(self, df)
+        away = optimize.brentq(lambda shift: stats.nct.sf(least, df, shift) - POWER, 0.1, 10 * least)
         return float(away * self.errors(seeds).max())
 
     def seeds_for_half(self, seeds: int, borrowed_df: int = 0) -> int:
@@ -95,8 +91,8 @@ class Family:
 
 
 @functools.cache
-def _critical(family: Family, df: int) -> float:
-    """Returns the quantile of the largest difference in standard errors, without regard to sign, if there is none."""
+def critical(family: Family, df: int) -> float:
+    """Returns how many standard errors a difference must exceed: the quantile of the largest, of any sign, if there is none."""
     scatter = np.sqrt(np.random.default_rng(_SEED + 1).chisquare(df, _DRAWS) / df)
     return float(np.quantile(_largest(family) / scatter, 1 - LEVEL))
 
