@@ -82,13 +82,12 @@ def _card(nvml: types.ModuleType, index: int) -> list[Finding]:
     if problems := list(_problems(ask, figures)):
         return [Finding(name, verdict, f"{kind}: {text}", figures) for verdict, text in problems]
     words = {
-        "free_gb": "{:.1f} GB free",
-        "power_limit_w": "{:.0f} W",
-        "max_sm_mhz": "up to {} MHz",
-        "temperature_c": "{} C",
+        "free_bytes": lambda free: f"{gigabytes(free, 1)} GB free",
+        "power_limit_w": "{:.0f} W".format,
+        "max_sm_mhz": "up to {} MHz".format,
+        "temperature_c": "{} C".format,
     }
-    known = figures | ({"free_gb": figures["free_bytes"] / 1e9} if "free_bytes" in figures else {})
-    shown = [text.format(known[key]) for key, text in words.items() if key in known]
+    shown = [say(figures[key]) for key, say in words.items() if key in figures]
     return [Finding(name, OK, ", ".join([kind, *shown, "no errors"]), figures)]
 
 

@@ -28,7 +28,6 @@ from jaxlm.host import files
 from jaxlm.host.console import count, gigabytes, human, size
 from jaxlm.plan import accelerators, fit, flops, lower, memory, settle
 from jaxlm.plan.doctor.findings import FAIL, OK, WARN, Finding
-from jaxlm.plan.flops import count_params
 from jaxlm.plan.tune import machines, tune
 from jaxlm.run import workdir
 from jaxlm.run.checkpoints.store import Checkpointer
@@ -181,7 +180,7 @@ class Machine:
             return Finding("speed", OK, "not timed: the config does not fit this machine")
         config, mesh, kind = self._fitted, self.mesh, jax.devices()[0].device_kind
         product = tune.product(config.model.dtype)
-        if jax.default_backend() == "cpu" and count_params(config.model) > CPU_PARAMS:
+        if jax.default_backend() == "cpu" and flops.count_params(config.model) > CPU_PARAMS:
             text = f"a matrix product makes {product / 1e12:.3g} TFLOP/s; a step of this model takes minutes on a CPU: "
             return Finding("speed", OK, text + "not timed", {"product_flops": product})
         setting = machines.key(config, mesh.shape)
@@ -252,12 +251,12 @@ def clocks() -> list[float] | None:
     return [float(row[0]) + float(row[1]) / 1e6 for row in rows]
 
 
-def shared_memory(folder: pathlib.Path = pathlib.Path("/dev/shm")) -> list[Finding]:
+def shared_memory() -> list[Finding]:
     """Returns a list of one finding if /dev/shm is too small for the GPUs of this host to reach each other; else []."""
     alone = jax.default_backend() != "gpu" or jax.local_device_count() == 1
-    if alone or (total := shutil.disk_usage(folder).total) >= SHM_BYTES:
+    if alone or (total := shutil.disk_usage("/dev/shm").total) >= SHM_BYTES:
         return []
-    text = f"{folder} has {size(total)}: NCCL may fail; start the container with --ipc=host or --shm-size=8g"
+    text = f"/dev/shm has {size(total)}: NCCL may fail; start the container with --ipc=host or --shm-size=8g"
     return [Finding("links", WARN, text, {"shm_bytes": total})]
 
 
@@ -373,7 +372,7 @@ _STEPS, _STEP_SECONDS = 5, 6.0  # timed at most, but two steps at least
 def shrunk(config: Config, mesh: Mesh, free_bytes: int) -> tuple[Config, str]:
     """Returns (a config whose forward pass takes seconds, a description of it). Width and kernels stay."""
     m, t, cpu = config.model, config.train, mesh.devices.flat[0].platform == "cpu"
-    params = count_params(m)
+    params = flops.count_params(m)
     whole = params <= CPU_PARAMS if cpu else params * 6 < free_bytes
     model = m if whole else dataclasses.replace(m, n_layers=min(m.n_layers, LAYERS))
     tokens = t.seq_len

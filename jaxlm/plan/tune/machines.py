@@ -314,11 +314,11 @@ def described(small: Config, config: Config) -> str:
 
 def needed(config: Config, mesh: jax.sharding.Mesh) -> int:
     """Returns the bytes of a device that the config's step takes, from the programs of one and of two layers."""
-    options = lower.QUICK if jax.default_backend() == "cpu" else {}
+    options = lower.QUICK if jax.default_backend() == "cpu" else None
     sizes = []
     for n_layers in (1, 2)[: config.model.n_layers]:
         shallow = with_keys(config, model={"n_layers": n_layers})
-        sizes.append(lower.memory_of(lower.parts_of(shallow, mesh).lower().compile(compiler_options=options or None)))
+        sizes.append(lower.memory_of(lower.parts_of(shallow, mesh).lower().compile(compiler_options=options)))
     return sizes[0] + (config.model.n_layers - 1) * (sizes[-1] - sizes[0])
 
 
