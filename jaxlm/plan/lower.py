@@ -6,6 +6,7 @@ the step is compiled for fake CPU devices, in float32: the memory of that progra
 
 import contextlib
 import dataclasses
+import functools
 import math
 import pathlib
 import re
@@ -68,7 +69,7 @@ class Placement:
     leaf: jax.ShapeDtypeStruct
     sharding: jax.sharding.Sharding
 
-    @property
+    @functools.cached_property
     def elements(self) -> int:
         return math.prod(self.sharding.shard_shape(self.leaf.shape))
 
