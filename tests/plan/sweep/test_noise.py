@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxlm.plan.sweep.noise import Family, Noise, critical, left_over
+from jaxlm.plan.sweep.noise import Family, Noise, left_over
 
 SWEEPS = 2000
-FOUR = Family(tuple((-1.0, *(float(arm == i) for arm in range(4))) for i in range(4)))  # four arms against the base
-KEYS = Family(((-0.5, 0.5, -0.5, 0.5), (-0.5, -0.5, 0.5, 0.5)))  # of 2 x 2: each key over the other
-PAIR = Family(((-1.0, 1.0),))
+FOUR = Family(np.column_stack([-np.ones(4), np.eye(4)]))  # four arms against the base
+KEYS = Family(np.array([[-0.5, 0.5, -0.5, 0.5], [-0.5, -0.5, 0.5, 0.5]]))  # of 2 x 2: each key over the other
+PAIR = Family(np.array([[-1.0, 1.0]]))
 BORROWED = 20
 
 
@@ -57,10 +57,10 @@ def test_a_difference_is_found(family, means, more, least, common):
 
 def test_the_critical_value_is_dunnetts():
     for df in (4, 8, 40):
-        t, corr = critical(FOUR, df), np.full((4, 4), 0.5) + 0.5 * np.eye(4)
+        t, corr = FOUR.critical(df), np.full((4, 4), 0.5) + 0.5 * np.eye(4)
         inside = stats.multivariate_t(shape=corr, df=df, seed=1).cdf([t] * 4, lower_limit=[-t] * 4)
         assert inside == pytest.approx(0.95, abs=0.002)
-    assert critical(PAIR, 4) == pytest.approx(stats.t.ppf(0.975, 4), rel=0.02)
+    assert PAIR.critical(4) == pytest.approx(stats.t.ppf(0.975, 4), rel=0.02)
 
 
 def test_left_over_is_the_residual_of_least_squares():
