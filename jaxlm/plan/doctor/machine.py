@@ -205,7 +205,7 @@ class Machine:
         if jax.process_index() == 0:
             machines.record(kind, mesh.size, setting, now, "doctor")
         figures = {"tokens_per_second": now, "step_s": step_s, "start_s": ready}
-        figures |= {"product_flops": product, "before": before and before.tokens_per_second}
+        figures |= {"product_flops": product, "before": before and before["tokens_per_second"]}
         return compared(figures, before, config.hardware.peak_tflops or flops.peak_tflops(kind))
 
     def clock(self, began: tuple[float, float]) -> Finding:
@@ -394,14 +394,15 @@ def differences(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
     return (bits[0] != bits[1]).sum(), (~jnp.isfinite(a)).sum()
 
 
-def compared(figures: dict, before: machines.Known | None, peak_tflops: float | None) -> Finding:
+def compared(figures: dict, before: dict | None, peak_tflops: float | None) -> Finding:
     """Returns a finding on `tokens_per_second` of `figures` against earlier measurements of this setting on such devices."""
     now, of = figures["tokens_per_second"], f" of {peak_tflops:.0f}" if peak_tflops else ""
     text = f"{human(now)} tokens/s; a matrix product makes {figures['product_flops'] / 1e12:.3g}{of} TFLOP/s"
     if not before:
         return Finding("speed", OK, f"{text}; no earlier measurement of such a run on this device", figures)
-    day = datetime.datetime.fromtimestamp(before.time).date()
-    text += f"; before: {human(before.tokens_per_second)} ({before.measurements} times, last by {before.by} on {day})"
-    slow = now < SLOW * before.tokens_per_second
+    day = datetime.datetime.fromtimestamp(before["time"]).date()
+    speed = before["tokens_per_second"]
+    text += f"; before: {human(speed)} ({before['measurements']} times, last by {before['by']} on {day})"
+    slow = now < SLOW * speed
     text += ": slower; something else runs here, or the card is throttled" * slow
     return Finding("speed", WARN if slow else OK, text, figures)
