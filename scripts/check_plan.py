@@ -75,7 +75,7 @@ def check(name: str, devices: int, overrides: list[str]) -> dict:
     guess = memory.estimate(config, memory.abstract_mesh(mesh, devices)).total
     start = time.monotonic()
     real = sharding.make_mesh(mesh, where.devices)
-    lowered, _ = lower.lower_step(dataclasses.replace(config, mesh=mesh), real)
+    lowered = lower.parts_of(dataclasses.replace(config, mesh=mesh), real).lower()
     # Memory is assigned before code generation, so quick code generation does not change the figures.
     taken = lower.memory_of(lowered.compile(compiler_options=where.options | lower.QUICK))
     off = guess / taken - 1

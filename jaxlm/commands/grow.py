@@ -41,7 +41,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         )
     out, began = pathlib.Path(config.workdir).resolve(), time.perf_counter()
     together(lambda: check_new(out, "--config.workdir"), first_only=True)
-    carries, config = config.origin_state, settle.by_rule(dataclasses.replace(config, origin_state=False), say)
+    carries, config = config.origin_state, rules.by_rule(dataclasses.replace(config, origin_state=False), say)
     opened = origin.open(config.origin, config.origin_checkpoint, peft.READERS)
     if carries:
         _check_moments(config, opened)

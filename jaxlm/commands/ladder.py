@@ -51,7 +51,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
                 run["why"] = why
             keep(folder, plan)
 
-        configs = {rung.name: rung.config for rung in climbed}
+        configs = {rung.entry["name"]: rung.config for rung in climbed}
         code = train_in_child.train_all(plan["runs"], lambda run: configs[run["name"]], after)
     if code == 0:
         print(json.dumps(plan) if args.json else ladder_text.found(plan))

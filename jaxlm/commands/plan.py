@@ -17,7 +17,7 @@ from jaxlm.data.batches.open import open_order
 from jaxlm.data.shards import shards
 from jaxlm.host import console
 from jaxlm.host.console import say
-from jaxlm.plan import cost, fit, flops, lower, settle, summary
+from jaxlm.plan import cost, fit, flops, lower, rules, settle, summary
 from jaxlm.plan.ladder import budget, ladder
 from jaxlm.plan.ladder import text as ladder_text
 from jaxlm.plan.text import render
@@ -38,7 +38,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         return 0
     if args.budget:
         return best(config, budget.dollars_of(args.budget), args)
-    config = settle.by_rule(_settled(config), say)
+    config = rules.by_rule(_settled(config), say)
     if config.train.microbatch_size == -1:
         say("train.microbatch_size=-1 (all rows that fit) is planned as one row a device; the table shows how many fit")
     target = None

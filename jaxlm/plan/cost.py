@@ -168,7 +168,7 @@ def _launches_s(config: Config) -> float:
 def _decoding_s(config: Config, accelerator: Accelerator) -> float:
     """Returns the seconds in which a device decodes its quantised kernels for a microbatch: once per pass."""
     m = config.model
-    if not quantized(config):
+    if "none" in (config.adapter.kind, config.adapter.quantize):
         return 0.0
     passes = 2 + (m.remat == "full") + (flops.reference(config) == "each step")
     weights = m.n_layers * sum(inputs * outputs for inputs, outputs in kernels(m).values())
@@ -184,10 +184,6 @@ def _drawing_s(config: Config, accelerator: Accelerator) -> float:
     bytes_read = multiplied_params(config.model) * (4 if config.model.dtype == "float32" else 2)
     a_step = waves * r.max_new_tokens * bytes_read / (accelerator.bandwidth_gb * 1e9)
     return a_step * t.microbatch_size / t.batch_size
-
-
-def quantized(config: Config) -> bool:
-    return config.adapter.kind != "none" and config.adapter.quantize != "none"
 
 
 def mfu(model: ModelConfig, accelerator: Accelerator) -> float:

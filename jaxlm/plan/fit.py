@@ -82,37 +82,31 @@ def choose(
     of a device (None: the step can't be compiled), and may compile for minutes; `predicted` returns an estimate at once (None:
     unknown). `remats` are ordered by how much they recompute, from the least; `sizes` from the largest.
     """
+
+    def largest(remat: str, sizes: Sequence[int]) -> int | None:
+        """Returns the largest of `sizes` that fits; None if no size fits. Bisects, starting at the predicted size."""
+        low, high = 0, len(sizes)  # sizes[high:] are known to fit
+        while low < high:
+            middle = (low + high) // 2
+            guesses = [predicted(remat, size) for size in sizes[low:high]]
+            if guesses[-1] is not None:
+                promising = [low + i for i, guess in enumerate(guesses) if guess <= limit_bytes]
+                if not promising and high < len(sizes) and guesses[-1] > SURELY * limit_bytes:
+                    break
+                middle = promising[0] if promising else high - 1
+            need = needs(remat, sizes[middle])
+            if need is not None and need <= limit_bytes:
+                high = middle
+            else:
+                low = middle + 1
+        return sizes[high] if high < len(sizes) else None
+
     large = [size for size in sizes if size >= full_speed]
     rounds = (large, sizes) if len(large) < len(sizes) else (sizes,)
     for choices, remat in itertools.product(rounds, remats):
-        rows = _largest(functools.partial(needs, remat), functools.partial(predicted, remat), limit_bytes, choices)
-        if rows is not None:
+        if (rows := largest(remat, choices)) is not None:
             return remat, rows
     return None
-
-
-def _largest(
-    needs: Callable[[int], float | None],
-    predicted: Callable[[int], float | None],
-    limit_bytes: float,
-    sizes: Sequence[int],
-) -> int | None:
-    """Returns the largest of `sizes` (descending) that fits; None if no size fits. Bisects, starting at the predicted size."""
-    low, high = 0, len(sizes)  # sizes[high:] are known to fit
-    while low < high:
-        middle = (low + high) // 2
-        guesses = [predicted(size) for size in sizes[low:high]]
-        if guesses[-1] is not None:
-            promising = [low + i for i, guess in enumerate(guesses) if guess <= limit_bytes]
-            if not promising and high < len(sizes) and guesses[-1] > SURELY * limit_bytes:
-                break
-            middle = promising[0] if promising else high - 1
-        need = needs(sizes[middle])
-        if need is not None and need <= limit_bytes:
-            high = middle
-        else:
-            low = middle + 1
-    return sizes[high] if high < len(sizes) else None
 
 
 class Planner:

@@ -85,21 +85,10 @@ class Forecast:
 
     def _predict(self, steps: np.ndarray, rate: Rate | None) -> tuple[np.ndarray, np.ndarray]:
         """Returns the losses at `steps`, [steps], and their derivatives by the parameters, [steps, parameters]."""
-        schedule = _schedule(then(self.rate, self.done, rate) if rate else self.rate, int(steps.max()))
+        schedule = _Schedule(then(self.rate, self.done, rate) if rate else self.rate, int(steps.max()))
         small = 1e-4 * np.eye(self.theta.size)
         ends = [(_law(self.theta + e, schedule, steps), _law(self.theta - e, schedule, steps)) for e in small]
         return _law(self.theta, schedule, steps), np.stack([(up - down) / 2e-4 for up, down in ends], -1)
-
-
-@dataclasses.dataclass(frozen=True)
-class Rise:
-    """The rise of the loss under a new schedule, before it helps. `back_step`: the first step with a loss of at most `now`."""
-
-    now: float
-    peak: float
-    peak_step: int
-    back_step: int | None
-    end: float
 
 
 def then(rate: Rate, done: int, after: Rate) -> Rate:
@@ -119,7 +108,7 @@ def fit(steps: np.ndarray, losses: np.ndarray, rate: Rate, done: int, end: int) 
     """
     if done < MIN_SHARE * end:
         return TooEarly(f"too early: {done:,} of {end:,} steps are done, and a forecast takes {MIN_SHARE:.0%} of them")
-    schedule = _schedule(rate, end)
+    schedule = _Schedule(rate, end)
     first = schedule.warmup + SKIPPED * (done - schedule.warmup)
     seen = {int(s): float(x) for s, x in zip(steps, losses, strict=True) if x is not None}
     points = np.array([(s, x) for s, x in sorted(seen.items()) if schedule.warmup < s <= done and np.isfinite(x)])
@@ -139,18 +128,24 @@ def fit(steps: np.ndarray, losses: np.ndarray, rate: Rate, done: int, end: int) 
     return Forecast(done, rate, theta, covariance, misfit)
 
 
-def predicted_rise(forecast: Forecast, rate: Rate, end: int) -> Rise:
-    """Predicts the loss if the run goes on with `rate`: a rate that has decayed and rises again first raises the loss."""
+def predicted_rise(forecast: Forecast, rate: Rate, end: int) -> dict:
+    """Predicts the losses now, at their peak and at the end: a rate that has decayed and rises again first raises the loss.
+
+    `back_step`: the first step after the peak with a loss of at most `now`; None if there is none.
+    """
     done = forecast.done
     steps = np.unique(np.linspace(done, end, min(end - done, 1000) + 1).round().astype(int))
     losses = forecast.curve(steps, rate)[0]
     top = int(np.argmax(losses))
     back = np.flatnonzero(losses[top:] <= losses[0])
-    back_at = int(steps[top + back[0]]) if back.size else None
-    return Rise(float(losses[0]), float(losses[top]), int(steps[top]), back_at, float(losses[-1]))
+    at = {"peak_step": int(steps[top]), "back_step": int(steps[top + back[0]]) if back.size else None}
+    return {"now": float(losses[0]), "peak": float(losses[top]), "end": float(losses[-1])} | at
 
 
-@dataclasses.dataclass(frozen=True)
+def _rates(rate: Rate, steps: np.ndarray) -> np.ndarray:
+    return np.asarray(rate(steps), np.float64) * np.ones(len(steps))
+
+
 class _Schedule:
     """A schedule as the law sees it.
 
@@ -160,37 +155,27 @@ class _Schedule:
       before, falls, shares: of each later change of the rate, close ones merged: `total` before, the rate's fall, rate after.
     """
 
-    warmup: int
-    total: np.ndarray
-    before: np.ndarray
-    falls: np.ndarray
-    shares: np.ndarray
-
-
-def _rates(rate: Rate, steps: np.ndarray) -> np.ndarray:
-    return np.asarray(rate(steps), np.float64) * np.ones(len(steps))
-
-
-def _schedule(rate: Rate, end: int) -> _Schedule:
-    r = _rates(rate, np.arange(1, end + 1))
-    still = np.flatnonzero(r[1:] <= r[:-1])
-    warmup = int(still[0]) + 1 if still.size else end  # r[i] is the rate of step i + 1
-    if not (np.isfinite(r).all() and r[warmup - 1] > 0):
-        raise ValueError("the learning rate is 0 or not finite")
-    r = r / r[warmup - 1]
-    total = np.append(0.0, np.cumsum(r))
-    fall = np.append(0.0, r[:-1] - r[1:])
-    fall[:warmup] = 0.0
-    at = np.flatnonzero(fall)
-    weight = np.abs(fall[at])
-    falls = fall[at]
-    if at.size > KNOTS:
-        way = np.cumsum(weight)
-        group = np.minimum((way / way[-1] * KNOTS).astype(int), KNOTS - 1)
-        held = np.bincount(group, weight, KNOTS)
-        middle = np.bincount(group, weight * at, KNOTS)[held > 0] / held[held > 0]
-        falls, at = np.bincount(group, falls, KNOTS)[held > 0], middle.round().astype(int)
-    return _Schedule(warmup, total, total[at], falls, np.maximum(r[at], 1e-6))
+    def __init__(self, rate: Rate, end: int):
+        r = _rates(rate, np.arange(1, end + 1))
+        still = np.flatnonzero(r[1:] <= r[:-1])
+        warmup = int(still[0]) + 1 if still.size else end  # r[i] is the rate of step i + 1
+        if not (np.isfinite(r).all() and r[warmup - 1] > 0):
+            raise ValueError("the learning rate is 0 or not finite")
+        r = r / r[warmup - 1]
+        total = np.append(0.0, np.cumsum(r))
+        fall = np.append(0.0, r[:-1] - r[1:])
+        fall[:warmup] = 0.0
+        at = np.flatnonzero(fall)
+        weight = np.abs(fall[at])
+        falls = fall[at]
+        if at.size > KNOTS:
+            way = np.cumsum(weight)
+            group = np.minimum((way / way[-1] * KNOTS).astype(int), KNOTS - 1)
+            held = np.bincount(group, weight, KNOTS)
+            middle = np.bincount(group, weight * at, KNOTS)[held > 0] / held[held > 0]
+            falls, at = np.bincount(group, falls, KNOTS)[held > 0], middle.round().astype(int)
+        self.warmup, self.total = warmup, total
+        self.before, self.falls, self.shares = total[at], falls, np.maximum(r[at], 1e-6)
 
 
 def _law(theta: np.ndarray, schedule: _Schedule, steps: np.ndarray) -> np.ndarray:

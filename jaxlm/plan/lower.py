@@ -6,10 +6,12 @@ the step is compiled for fake CPU devices, in float32: the memory of that progra
 
 import contextlib
 import dataclasses
+import functools
 import math
 import pathlib
 import re
 import time
+import typing
 from collections.abc import Callable, Sequence
 
 import jax
@@ -61,37 +63,24 @@ def parts_of(config: Config, mesh: Mesh | AbstractMesh) -> parts.Parts:
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """How a parameter is sharded: its elements on each device, and whether each device has all of them."""
+    """How a leaf of a tree of shapes is sharded. `elements`: on each device."""
 
     name: str
-    shape: tuple[int, ...]
-    per_device: int
-    replicated: bool
+    leaf: jax.ShapeDtypeStruct
+    sharding: jax.sharding.Sharding
+
+    @functools.cached_property
+    def elements(self) -> int:
+        return math.prod(self.sharding.shard_shape(self.leaf.shape))
+
+    @property
+    def bytes(self) -> int:
+        return self.elements * self.leaf.dtype.itemsize
 
 
-def lower_step(config: Config, mesh: Mesh | AbstractMesh) -> tuple[jax.stages.Lowered, list[Placement]]:
-    """Returns (the train step, lowered for a mesh whose devices may be absent; the placement of each parameter)."""
-    made = parts_of(config, mesh)
-    variables, shardings = made.frozen | made.abstract.params, made.frozen_shardings | made.shardings.params
-    return made.lower(), placements(tree.merge(variables), tree.merge(shardings))
-
-
-def placements(params: dict, shardings: dict) -> list[Placement]:
-    rows = []
-    for (name, leaf), placed in zip(tree.named_leaves(params), jax.tree.leaves(shardings), strict=True):
-        size = math.prod(placed.shard_shape(leaf.shape))
-        rows.append(Placement(name, leaf.shape, size, placed.is_fully_replicated))
-    return rows
-
-
-def compile_lowered(lowered: jax.stages.Lowered, options: Options = None) -> jax.stages.Compiled | None:
-    """Returns the compiled step; None if the compiler can't place it in the device's memory."""
-    try:
-        return lowered.compile(compiler_options=options)
-    except RuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        return None
+def placements(abstract: typing.Any, shardings: typing.Any) -> list[Placement]:
+    leaves = zip(tree.named_leaves(abstract), jax.tree.leaves(shardings), strict=True)
+    return [Placement(name, leaf, placed) for (name, leaf), placed in leaves]
 
 
 def memory_of(compiled: jax.stages.Compiled) -> int:
@@ -107,8 +96,19 @@ def averages(config: Config) -> bool:
 
 def beside(made: parts.Parts) -> int:
     """Returns the bytes on each device that no step takes: those of the weights' moving average."""
-    trained = placements(tree.merge(made.abstract.params), tree.merge(made.shardings.params))
-    return 4 * sum(row.per_device for row in trained) * averages(made.config)
+    trained = placements(made.abstract.params, made.shardings.params)
+    return 4 * sum(row.elements for row in trained) * averages(made.config)
+
+
+def compile_parts(made: parts.Parts, options: Options = None) -> tuple[jax.stages.Compiled, int] | tuple[None, None]:
+    """Returns (the compiled step, the bytes that it needs on a device); (None, None) if the compiler can't place it."""
+    try:
+        compiled = made.lower().compile(compiler_options=options)
+    except RuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return None, None
+    return compiled, memory_of(compiled) + beside(made)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,13 +125,11 @@ def target(devices: int, hosts: int) -> Target:
     """Returns H100s if JAX's CUDA plugin is installed, else fake CPU devices. Call it before JAX starts its devices."""
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", devices)
-    try:
+    with contextlib.suppress(NotImplementedError, RuntimeError):
         shape = f"1x{hosts}x{-(-devices // hosts)}"
         absent = topologies.get_topology_desc(platform="cuda", target_config=_H100, topology=shape).devices
         # Autotuning would need the GPU itself.
         return Target("gpu", f"{devices} x H100", absent[:devices], {"xla_gpu_autotune_level": 0})
-    except (NotImplementedError, RuntimeError):
-        pass
     cpus = jax.devices("cpu")
     if len(cpus) < devices:
         raise ConfigError(f"JAX has begun with {len(cpus)} CPU devices, the mesh needs {devices}: use a new process")
@@ -142,21 +140,24 @@ def compile_step(config: Config, shape: MeshConfig, target: Target) -> dict:
     """Compiles the step for a target's platform, and returns its memory, sharding and collectives, for `jaxlm plan`."""
     start = time.monotonic()
     mesh = sharding.make_mesh(shape, target.devices)
-    lowered, rows = lower_step(config, mesh)
-    program = lowered.compile(compiler_options=target.options)
+    made = parts_of(config, mesh)
+    program = made.lower().compile(compiler_options=target.options)
+    rows = placements(
+        tree.merge(made.frozen | made.abstract.params), tree.merge(made.frozen_shardings | made.shardings.params)
+    )
     note = "" if target.platform == "gpu" else "XLA's program for CPUs in float32, not a GPU's"
     if config.optim.offload or config.model.offload:
         note = "as if nothing were offloaded: JAX knows no host memory of absent devices"
-    whole = {row.name: math.prod(row.shape) for row in rows if row.replicated and math.prod(row.shape) > LARGE}
+    whole = {row.name: row.leaf.size for row in rows if row.leaf.size == row.elements > LARGE}
     largest = max(whole, key=whole.__getitem__, default=None)
     return {
         "target": target.name,
         "dtype": config.model.dtype,
         "microbatch": config.train.microbatch_size,
         "seconds": time.monotonic() - start,
-        "memory": memory_of(program) + beside(parts_of(config, mesh)),
+        "memory": memory_of(program) + beside(made),
         "memory_note": note,
-        "parameters_per_device": sum(row.per_device for row in rows),
+        "parameters_per_device": sum(row.elements for row in rows),
         "replicated": len(whole),
         "largest_replicated": largest and {"name": largest, "elements": whole[largest]},
         "collectives": collectives_by_kind(program.as_text()),
@@ -272,12 +273,12 @@ def collectives(compiled_text: str) -> list[Collective]:
 
 def collectives_by_kind(compiled_text: str) -> list[dict[str, str | int]]:
     """Returns a dict for each kind of collective in a step: `kind`, `times` and `bytes`, summed over the step."""
-    rows, sent = [], collectives(compiled_text)
-    for kind in KINDS:
-        if same := [c for c in sent if c.kind == kind]:
-            times = sum(c.turns for c in same)
-            rows.append({"kind": kind, "times": times, "bytes": sum(c.turns * c.bytes for c in same)})
-    return rows
+    sent = collectives(compiled_text)
+    return [
+        {"kind": kind, "times": sum(c.turns for c in same), "bytes": sum(c.turns * c.bytes for c in same)}
+        for kind in KINDS
+        if (same := [c for c in sent if c.kind == kind])
+    ]
 
 
 def _size(dtype: str, shape: str) -> float:

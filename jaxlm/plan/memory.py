@@ -11,7 +11,6 @@ Legend: B rows, T tokens, D model, F feed-forward, N query heads, K key-value he
 """
 
 import dataclasses
-import math
 import typing
 
 import jax
@@ -72,15 +71,19 @@ def estimate(config: Config, mesh: Mesh | AbstractMesh) -> Memory:
     return Estimator(config, mesh)(config)
 
 
-class _Share(typing.NamedTuple):
-    """One device's share of variables; `narrow_bytes`: of dtypes below float32; `drawing_bytes`: in the compute type."""
+class _Share:
+    """One device's share of variables, in numbers and bytes; `width`: bytes of the compute type.
 
-    numbers: int
-    bytes: int
-    layer_numbers: int
-    layer_bytes: int
-    narrow_bytes: int
-    drawing_bytes: int
+    `narrow_bytes`: of dtypes below float32; `drawing_bytes`: in the compute type.
+    """
+
+    def __init__(self, variables: Variables, shardings: Variables, width: int):
+        rows = lower.placements(tree.merge(variables), tree.merge(shardings))
+        layers = [row for row in rows if tree.layer_of(row.name) is not None]
+        self.numbers, self.layer_numbers = (sum(row.elements for row in some) for some in (rows, layers))
+        self.bytes, self.layer_bytes = (sum(row.bytes for row in some) for some in (rows, layers))
+        self.narrow_bytes = sum(row.bytes for row in rows if row.leaf.dtype.itemsize < _F32)
+        self.drawing_bytes = sum(min(row.bytes, row.elements * width) for row in rows)
 
 
 class Estimator:
@@ -91,8 +94,8 @@ class Estimator:
         compute = jax.eval_shape(lambda params: step.cast(params, dtype), made.abstract.params)
         self._ways, self._axes, self._width = sharding.batch_ways(mesh), mesh.shape, dtype.itemsize
         self._fsdp, self._tensor = (mesh.shape.get(axis, 1) for axis in ("fsdp", "tensor"))
-        self._trained = _share(compute, made.shardings.params, self._width)
-        self._frozen = _share(made.frozen, made.frozen_shardings, self._width)
+        self._trained = _Share(compute, made.shardings.params, self._width)
+        self._frozen = _Share(made.frozen, made.frozen_shardings, self._width)
         self._all_trained = "params" in made.abstract.params
         self._optimizer, self._visiting = device_bytes(made.abstract.opt_state, made.shardings.opt_state)
         placed = jax.tree.map(lambda leaf: leaf.sharding, made.batch())
@@ -172,7 +175,7 @@ class Estimator:
         return logits + 2 * tokens * m.d_model * width + head
 
 
-def _side_by_side(m: ModelConfig, tensor: int = 1) -> int:
+def _side_by_side(m: ModelConfig, tensor: int) -> int:
     """Returns the elements of q|k|v and gate|up of a layer, on each device of an axis `tensor` of this size."""
     # Each tensor device joins its own columns, if the axis divides them: see models.layers.project.
     qkv = (m.n_heads + 2 * m.n_kv_heads) * m.head_dim if m.n_kv_heads % tensor == 0 else 0
@@ -224,26 +227,8 @@ class _Layer:
         self.backward = tokens_in_all * (recomputed + elements["mlp_proj"] + term + m.d_model) * width + scores
 
 
-def _share(variables: Variables, shardings: Variables, width: int) -> _Share:
-    """Returns one device's share of variables; `width`: bytes of the compute type."""
-    leaves = zip(tree.named_leaves(tree.merge(variables)), jax.tree.leaves(tree.merge(shardings)), strict=True)
-    sizes = [
-        (math.prod(placed.shard_shape(leaf.shape)), leaf.dtype.itemsize, tree.layer_of(name) is not None)
-        for (name, leaf), placed in leaves
-    ]
-    return _Share(
-        numbers=sum(n for n, _, _ in sizes),
-        bytes=sum(n * own for n, own, _ in sizes),
-        layer_numbers=sum(n for n, _, in_layer in sizes if in_layer),
-        layer_bytes=sum(n * own for n, own, in_layer in sizes if in_layer),
-        narrow_bytes=sum(n * own for n, own, _ in sizes if own < _F32),
-        drawing_bytes=sum(n * min(own, width) for n, own, _ in sizes),
-    )
-
-
 def device_bytes(abstract: typing.Any, shardings: typing.Any) -> tuple[int, int]:
     """Returns a tree's bytes on each device: (of leaves that stay there, of leaves that are loaded from the host for use)."""
-    sizes = {True: 0, False: 0}
-    for leaf, placed in zip(jax.tree.leaves(abstract), jax.tree.leaves(shardings), strict=True):
-        sizes[placed.memory_kind == "pinned_host"] += math.prod(placed.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-    return sizes[False], sizes[True]
+    rows = lower.placements(abstract, shardings)
+    away = sum(row.bytes for row in rows if row.sharding.memory_kind == "pinned_host")
+    return sum(row.bytes for row in rows) - away, away

@@ -38,7 +38,7 @@ class Settled:
         from_first(lambda: older.check_goes_on(files.json_there(folder / "config.json")))
         config = older.keep(self.runs, from_first(lambda: _older_batches(folder)), say)
         rates = from_first(lambda: rates_so_far(folder, config))
-        config = by_rule(config, say, rates)
+        config = rules.by_rule(config, say, rates)
         if not rates:
             optimizer.check_learns(config.optim, config.train.steps)
             for line in rules.too_high(config):
@@ -73,13 +73,9 @@ def assuming(config: Config, *, remat: str, rows: int) -> Config:
     return with_keys(config, model={"remat": remat}, train={"microbatch_size": rows})
 
 
-def by_rule(config: Config, say: Say, begun: dict[str, float] | None = None) -> Config:
-    return rules.by_rule(config, say, begun)
-
-
 def ruled(config: Config, **changes) -> OptimConfig:
     """Returns `optim` by rule, after changes such as lr=0.0. Prints nothing."""
-    return by_rule(with_keys(config, optim=changes), lambda line: None).optim
+    return rules.by_rule(with_keys(config, optim=changes), lambda line: None).optim
 
 
 def rates_so_far(folder: pathlib.Path, config: Config) -> dict[str, float] | None:

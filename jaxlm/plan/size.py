@@ -8,11 +8,10 @@ from jaxlm.config import Config, ConfigError, ModelConfig
 from jaxlm.data.shards import vocabulary
 from jaxlm.host.console import human
 from jaxlm.plan.flops import count_params
-from jaxlm.plan.ladder.rungs import SHAPE, smaller
+from jaxlm.plan.ladder.rungs import SHAPE, rounded, smaller
 
 _POWERS = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _OFF = 0.05  # of the parameters that are asked for, at most
-_MULTIPLE = 8  # of d_ff
 _MOST_WIDTH = 1 << 15
 _DEEPER = 3  # layers: at most so many times the family's own for the width
 _WIDER = 0.25  # d_ff: at most this share more or less than the family's own
@@ -81,4 +80,4 @@ def _with_d_ff(model: ModelConfig, wanted: int) -> ModelConfig:
     per_unit = count_params(dataclasses.replace(model, d_ff=model.d_ff + 1)) - count_params(model)
     d_ff = model.d_ff + (wanted - count_params(model)) / per_unit
     d_ff = min(max(d_ff, (1 - _WIDER) * model.d_ff), (1 + _WIDER) * model.d_ff)
-    return dataclasses.replace(model, d_ff=max(round(d_ff / _MULTIPLE), 1) * _MULTIPLE)
+    return dataclasses.replace(model, d_ff=rounded(d_ff))

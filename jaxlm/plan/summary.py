@@ -8,7 +8,6 @@ from jaxlm.config import Config, MeshConfig, with_keys
 from jaxlm.plan import accelerators, fit, flops, lower, rules
 from jaxlm.plan.accelerators import Accelerator
 from jaxlm.plan.cost import by_phase, cost, remat_factor, tokens
-from jaxlm.plan.flops import count_params, params_by_component
 from jaxlm.plan.memory import Memory, abstract_mesh
 from jaxlm.step import optim
 
@@ -94,8 +93,8 @@ def _model(config: Config) -> dict:
     shape = ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff", "vocab_size", "tie_embeddings")
     return {
         "family": m.family,
-        "parameters": count_params(m),
-        "by_component": params_by_component(m),
+        "parameters": flops.count_params(m),
+        "by_component": flops.params_by_component(m),
         "shape": {key: getattr(m, key) for key in shape},
         "dtype": m.dtype,
         "attention": m.attention,
@@ -112,8 +111,8 @@ def _training(config: Config) -> dict:
         "rank": a.rank if a.kind == "lora" else None,
         "targets": list(flops.targets(m, a)),
         "prompt_tokens": a.prompt_tokens if a.kind == "prompt" else None,
-        "trained": added or count_params(m),
-        "frozen": count_params(m) if added else 0,
+        "trained": added or flops.count_params(m),
+        "frozen": flops.count_params(m) if added else 0,
         "quantize": a.quantize if added else "none",
         "reference": flops.reference(config),
     }
@@ -121,7 +120,7 @@ def _training(config: Config) -> dict:
 
 def _run(config: Config) -> dict:
     t, total, per_token = config.train, tokens(config), flops.of(config)._asdict()
-    law = rules.stand(count_params(config.model), total, config.model.vocab_size)
+    law = rules.stand(flops.count_params(config.model), total, config.model.vocab_size)
     return {
         "steps": t.steps,
         "batch_size": t.batch_size,

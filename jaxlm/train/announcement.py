@@ -106,10 +106,10 @@ def _length(config: Config, mesh: Mesh, done: int) -> str:
     line = f"length: {resuming}to step {t.steps:,}, {human(t.steps * batch)} tokens, {batch:,} a step"
     known = machines.known(mesh.devices.flat[0].device_kind, mesh.size, machines.key(config, mesh.shape))
     if known and done < t.steps:
-        seconds = (t.steps - done) * batch / known.tokens_per_second
+        seconds = (t.steps - done) * batch / known["tokens_per_second"]
         price = config.hardware.usd_per_hour
         usd = f", {dollars(seconds / 3600 * price)}" if price else ""
-        speed = f"{human(known.tokens_per_second)} tokens/s, as measured here before"
+        speed = f"{human(known['tokens_per_second'])} tokens/s, as measured here before"
         line += f"; about {duration(seconds)}{usd} at {speed}"
     return line
 

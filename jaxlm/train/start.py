@@ -160,5 +160,6 @@ def _rise(folder: pathlib.Path, old: forecast.Rate, new: forecast.Rate, done: in
     if isinstance(fitted, forecast.TooEarly):
         return ""
     rise = forecast.predicted_rise(fitted, new, end)
-    back = f"is back at step {rise.back_step:,}" if rise.back_step else "does not come back"
-    return f"; by the forecast the loss rises from {rise.now:.3f} to {rise.peak:.3f}, {back} and ends at {rise.end:.3f}"
+    back = f"is back at step {rise['back_step']:,}" if rise["back_step"] else "does not come back"
+    losses = f"rises from {rise['now']:.3f} to {rise['peak']:.3f}, {back} and ends at {rise['end']:.3f}"
+    return f"; by the forecast the loss {losses}"

@@ -56,7 +56,7 @@ def load(*overrides: str) -> config.Config:
 @functools.cache
 def counted_by_xla(*overrides: str) -> float:
     c = load(*overrides)
-    return lower.lower_step(c, sharding.make_mesh(c.mesh, jax.devices()[:1]))[0].cost_analysis()["flops"]
+    return lower.parts_of(c, sharding.make_mesh(c.mesh, jax.devices()[:1])).lower().cost_analysis()["flops"]
 
 
 def test_each_kind_of_training_takes_the_flops_that_xla_counts():

@@ -167,22 +167,22 @@ def test_a_longer_schedule_after_a_cosine_raises_the_loss_first():
     rise = forecast.predicted_rise(found, longer, 40_000)
     later = np.arange(20_000, 40_001, 100)
     real = law(forecast.then(rate, end, longer), later, 400)
-    assert rise.now == pytest.approx(true, abs=0.01)
-    assert rise.peak - rise.now == pytest.approx(real.max() - real[0], abs=0.01)
-    assert rise.peak - rise.now > 0.03
-    assert end < rise.peak_step < rise.back_step < 40_000
-    assert rise.back_step == pytest.approx(later[np.flatnonzero(real > real[0])[-1] + 1], abs=1000)
-    assert rise.end == pytest.approx(real[-1], abs=0.02)
-    assert rise.end < rise.now
+    assert rise["now"] == pytest.approx(true, abs=0.01)
+    assert rise["peak"] - rise["now"] == pytest.approx(real.max() - real[0], abs=0.01)
+    assert rise["peak"] - rise["now"] > 0.03
+    assert end < rise["peak_step"] < rise["back_step"] < 40_000
+    assert rise["back_step"] == pytest.approx(later[np.flatnonzero(real > real[0])[-1] + 1], abs=1000)
+    assert rise["end"] == pytest.approx(real[-1], abs=0.02)
+    assert rise["end"] < rise["now"]
     never = forecast.predicted_rise(found, lambda at: 0 * at + 3e-4, 20_500)
-    assert never.back_step is None
-    assert never.end > never.now
+    assert never["back_step"] is None
+    assert never["end"] > never["now"]
 
 
 def test_going_on_as_it_is_does_not_rise():
     *seen, _ = run("wsd")
     rise = forecast.predicted_rise(forecast.fit(*seen), seen[2], seen[-1])
-    assert (rise.peak, rise.peak_step, rise.back_step) == (rise.now, seen[3], seen[3])
+    assert (rise["peak"], rise["peak_step"], rise["back_step"]) == (rise["now"], seen[3], seen[3])
 
 
 def test_the_gain_is_surer_than_the_loss():

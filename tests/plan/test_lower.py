@@ -69,12 +69,13 @@ def test_shrunk_it_takes_a_step(name):
 def test_large_configs_lower_and_leave_nothing_large_whole(name, devices):
     c = load(name)
     mesh = sharding.make_mesh(MeshConfig(1, devices, 1, 1), jax.devices()[:devices])
-    lowered, rows = lower.lower_step(c, mesh)
-    assert lowered.as_text().count("stablehlo.dot_general") > 10
-    large = [row for row in rows if np.prod(row.shape) > LARGE]
+    made = lower.parts_of(c, mesh)
+    rows = lower.placements(made.abstract.params["params"], made.shardings.params["params"])
+    assert made.lower().as_text().count("stablehlo.dot_general") > 10
+    large = [row for row in rows if row.leaf.size > LARGE]
     assert len(large) > 6 * c.model.n_layers
     for row in large:
-        assert row.per_device * devices == np.prod(row.shape), row
+        assert row.elements * devices == row.leaf.size, row
 
 
 def test_the_step_is_made_before_the_mesh_is_set(monkeypatch):
@@ -87,5 +88,5 @@ def test_the_step_is_made_before_the_mesh_is_set(monkeypatch):
 
     monkeypatch.setattr(step, "make", watched)
     c = load("quickstart", "model.n_layers=1", "train.seq_len=32", "train.batch_size=8")
-    lower.lower_step(c, sharding.make_mesh(MeshConfig(1, 8, 1, 1)))
+    lower.parts_of(c, sharding.make_mesh(MeshConfig(1, 8, 1, 1))).lower()
     assert [mesh.empty for mesh in meshes] == [True]

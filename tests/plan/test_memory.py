@@ -69,7 +69,7 @@ def test_state_and_batch_are_the_compiled_programs_arguments_to_the_byte():
     c = load("quickstart", *small, "optim.name=adamw8bit", platform="cpu")
     mesh = MeshConfig(data=2, fsdp=2, tensor=2, context=1)
     found = memory.estimate(c, memory.abstract_mesh(mesh, fit.devices_of(mesh)))
-    compiled = lower.lower_step(c, sharding.make_mesh(mesh))[0].compile(compiler_options=lower.QUICK)
+    compiled = lower.parts_of(c, sharding.make_mesh(mesh)).lower().compile(compiler_options=lower.QUICK)
     analysis = compiled.memory_analysis()
     scalars = analysis.argument_size_in_bytes - found.parameters - found.optimizer - found.batch
     assert 0 <= scalars <= 64  # steps, counters
@@ -81,7 +81,9 @@ def test_what_is_frozen_and_its_adapter_are_the_compiled_programs_arguments_to_t
     c = load("quickstart", *small, *trained, platform="cpu")
     one = MeshConfig(1, 1, 1, 1)
     found = memory.estimate(c, memory.abstract_mesh(one, 1))
-    compiled = lower.lower_step(c, sharding.make_mesh(one, jax.devices()[:1]))[0].compile(compiler_options=lower.QUICK)
+    compiled = (
+        lower.parts_of(c, sharding.make_mesh(one, jax.devices()[:1])).lower().compile(compiler_options=lower.QUICK)
+    )
     taken = compiled.memory_analysis().argument_size_in_bytes
     assert 0 <= taken - found.parameters - found.frozen - found.optimizer - found.batch <= 64
     bits = 8 * found.frozen / count_params(c.model)

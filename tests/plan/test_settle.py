@@ -48,9 +48,9 @@ print(*(module for module in sys.modules if "jaxlm.plan" in module))
 from jax._src import xla_bridge
 from jaxlm import config; from jaxlm.config import config_files
 from jaxlm.host.console import say
-from jaxlm.plan import settle
+from jaxlm.plan import rules, settle
 c = settle.sized(config.resolve(config_files.load("quickstart", ["workdir=w", "optim.lr=0", "model.vocab_size=0"])), say)
-settle.by_rule(c, say)
+rules.by_rule(c, say)
 print(xla_bridge.backends_are_initialized())
 """
 

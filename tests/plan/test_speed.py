@@ -50,7 +50,7 @@ def test_remat_takes_the_flops_that_xla_counts():
     mesh, counted = sharding.make_mesh(c.mesh, jax.devices()[:1]), {}
     for remat in KEPT:
         changed = dataclasses.replace(c, model=dataclasses.replace(c.model, remat=remat))
-        counted[remat] = lower.lower_step(changed, mesh)[0].cost_analysis()["flops"]
+        counted[remat] = lower.parts_of(changed, mesh).lower().cost_analysis()["flops"]
     for remat in KEPT:
         assert cost.remat_factor(c, remat) == pytest.approx(counted[remat] / counted["none"], abs=0.025), remat
     assert cost.remat_factor(c, "full") > 1.2

@@ -36,7 +36,7 @@ def make_config(**model) -> config.Config:
 def compile_step(c: config.Config, options: dict | None = None, **sizes: int) -> list[Collective]:
     axes = {"data": 1, "fsdp": 1, "tensor": 1, "context": 1} | sizes
     mesh = sharding.make_mesh(config.MeshConfig(**axes), jax.devices()[: math.prod(axes.values())])
-    lowered, _ = lower.lower_step(c, mesh)
+    lowered = lower.parts_of(c, mesh).lower()
     return lower.collectives(lowered.compile(compiler_options=tiny.FAST_COMPILE | (options or {})).as_text())
 
 

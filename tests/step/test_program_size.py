@@ -36,7 +36,7 @@ def program_size(*overrides: str) -> dict[str, int]:
     keys += [f"model.{key}={value}" for key, value in SHAPE.items()]
     c = config.resolve(config_files.load("base", [*keys, *overrides]))
     c = dataclasses.replace(c, model=hardware.for_platform(c.model, "cpu"))
-    lowered, _ = lower.lower_step(c, sharding.make_mesh(c.mesh, jax.devices()[:1]))
+    lowered = lower.parts_of(c, sharding.make_mesh(c.mesh, jax.devices()[:1])).lower()
     line = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+ = (?:\(.*?\)|\S+) ([a-z][\w-]*)\(", re.M)
     compiled = lowered.compile(compiler_options=tiny.AS_USERS)
     counts = collections.Counter(line.findall(compiled.as_text()))

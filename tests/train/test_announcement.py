@@ -59,7 +59,7 @@ def test_sources_by_what_is_read_of_them_and_a_warning(mesh):
 
 
 def test_a_speed_that_was_measured_here_before(mesh, monkeypatch):
-    known = machines.Known(1024.0, 3, "train", 0.0)
+    known = {"tokens_per_second": 1024.0}
     monkeypatch.setattr(machines, "known", lambda *key: known)
     c = quickstart("train.steps=1000", "hardware.usd_per_hour=3.6")
     assert said(c, mesh, done=640)[-1].endswith("; about 6m00s, $0.36 at 1.02k tokens/s, as measured here before")

@@ -39,9 +39,7 @@ def examine(name: str, check: Callable[[], "Finding | list[Finding]"], seconds: 
         findings = within(seconds, check)
     except NoAnswer as late:
         return [Finding(name, FAIL, f"the check hangs: {late}", {"hung": True})]
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
+    except (Exception, SystemExit) as error:
         return [Finding(name, FAIL, words(error))]
     return findings if isinstance(findings, list) else [findings]
 

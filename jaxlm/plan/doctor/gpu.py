@@ -82,13 +82,12 @@ def _card(nvml: types.ModuleType, index: int) -> list[Finding]:
     if problems := list(_problems(ask, figures)):
         return [Finding(name, verdict, f"{kind}: {text}", figures) for verdict, text in problems]
     words = {
-        "free_gb": "{:.1f} GB free",
-        "power_limit_w": "{:.0f} W",
-        "max_sm_mhz": "up to {} MHz",
-        "temperature_c": "{} C",
+        "free_bytes": lambda free: f"{gigabytes(free, 1)} GB free",
+        "power_limit_w": "{:.0f} W".format,
+        "max_sm_mhz": "up to {} MHz".format,
+        "temperature_c": "{} C".format,
     }
-    known = figures | ({"free_gb": figures["free_bytes"] / 1e9} if "free_bytes" in figures else {})
-    shown = [text.format(known[key]) for key, text in words.items() if key in known]
+    shown = [say(figures[key]) for key, say in words.items() if key in figures]
     return [Finding(name, OK, ", ".join([kind, *shown, "no errors"]), figures)]
 
 
@@ -158,13 +157,13 @@ def alive_pid(pid: int, root: pathlib.Path = pathlib.Path("/proc")) -> bool:
 
 def xids(kernel_log: str) -> list[Finding]:
     """Returns a finding for each (card, Xid of XIDS) in the kernel's messages since the machine started."""
-    findings = []
     seen = collections.Counter(re.findall(r"NVRM: Xid \((?:PCI:)?([^)]*)\): (\d+)", kernel_log))
-    for (card, xid), times in ((key, times) for key, times in seen.items() if int(key[1]) in XIDS):
-        verdict, meaning = XIDS[int(xid)]
-        text = f"Xid {xid} in the kernel's log ({times} times): {meaning}; {_MEND}"
-        findings.append(Finding(f"gpu {card}", verdict, text, {"xid": int(xid), "times": times}))
-    return findings
+    words = "Xid {} in the kernel's log ({} times): {}; " + _MEND
+    return [
+        Finding(f"gpu {card}", known[0], words.format(xid, times, known[1]), {"xid": int(xid), "times": times})
+        for (card, xid), times in seen.items()
+        if (known := XIDS.get(int(xid)))
+    ]
 
 
 def kernel_log(path: str = "/dev/kmsg") -> str:

@@ -28,7 +28,6 @@ from jaxlm.host import files
 from jaxlm.host.console import count, gigabytes, human, size
 from jaxlm.plan import accelerators, fit, flops, lower, memory, settle
 from jaxlm.plan.doctor.findings import FAIL, OK, WARN, Finding
-from jaxlm.plan.flops import count_params
 from jaxlm.plan.tune import machines, tune
 from jaxlm.run import workdir
 from jaxlm.run.checkpoints.store import Checkpointer
@@ -44,29 +43,46 @@ def start(config: Config) -> "Machine":
     return Machine(settled.asked, settled.runs, mesh)
 
 
+@dataclasses.dataclass(eq=False)
 class Machine:
     """The checks of one config (`asked`, and `config` with dtype and attention chosen) on this machine's devices."""
 
-    def __init__(self, asked: Config, config: Config, mesh: Mesh):
-        self._asked, self._config, self._mesh = asked, config, mesh
-        self._fitted: Config | None = None  # with the values that are chosen at a start
-
-    @functools.cached_property
-    def need(self) -> "Need":
-        return need(self._config, self._mesh, self._asked.model.dtype)
+    asked: Config
+    config: Config
+    mesh: Mesh
+    _fitted: Config | None = None  # with the values that are chosen at a start
 
     @property
     def who(self) -> str:
         return f"{jax.process_index()}: " if jax.process_count() > 1 else ""
 
+    @functools.cached_property
+    def need(self) -> "Need":
+        """The bytes that the run needs by the plan."""
+        microbatch = fit.own_microbatch(self.config, MeshConfig(**self.mesh.shape))
+        config = settle.assuming(self.config, remat="full", rows=-1)
+        config = fit.with_changes(config, microbatch=microbatch)
+        made, planned = lower.parts_of(config, self.mesh), memory.estimate(config, self.mesh)
+        averaged = made.abstract.params if config.checkpoint.average else {}
+        checkpoint = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((made.abstract, averaged)))
+        _, offloaded = memory.device_bytes(made.abstract, made.shardings)
+        offloaded += planned.parameters if averaged and config.optim.offload else 0
+        state = planned.parameters + planned.optimizer + planned.gradients + planned.average
+        wider = self.asked.model.dtype == "auto" and config.model.dtype == "float32"
+        return Need(planned.total, state, offloaded, checkpoint, microbatch, config.model.remat, wider)
+
+    def memory(self) -> list[Finding]:
+        free = lower.available_bytes()
+        return [device_memory(self.need, free), host_memory(self.need, free)]
+
     def fits_the_run(self) -> Finding:
         """Returns a finding if training accepts the config. Raises if batch, mesh, offload, data or another model forbid it."""
-        c = self._config
+        c = self.config
         with contextlib.ExitStack() as stack:
             folder = pathlib.Path(c.workdir or stack.enter_context(tempfile.TemporaryDirectory()))
             there = folder.exists()
-            workdir.check(dataclasses.replace(c, workdir=str(folder)), self._mesh)
-            accelerators.check_price(c, self._mesh.devices.flat[0].device_kind, self._mesh.size)
+            workdir.check(dataclasses.replace(c, workdir=str(folder)), self.mesh)
+            accelerators.check_price(c, self.mesh.devices.flat[0].device_kind, self.mesh.size)
             if not there:
                 folder.rmdir()
             elif (folder / ".lock").exists():
@@ -74,80 +90,135 @@ class Machine:
         if c.program == "pretrain" and c.data.dir and (pathlib.Path(c.data.dir) / MANIFEST).exists():
             open_order(c)
         chosen: list[str] = []
-        self._fitted = tune.fit(c, self._mesh, chosen.append)
-        shape = " x ".join(f"{axis} {size}" for axis, size in self._mesh.shape.items())
+        self._fitted = tune.fit(c, self.mesh, chosen.append)
+        shape = " x ".join(f"{axis} {size}" for axis, size in self.mesh.shape.items())
         m = self._fitted.model
         text = f"mesh {shape}; attention {m.attention}, {m.dtype}, remat {m.remat}"
-        return Finding("config", OK, "; ".join([text, *chosen]), {"mesh": dict(self._mesh.shape)})
-
-    def memory(self) -> list[Finding]:
-        free = lower.available_bytes()
-        return [device_memory(self.need, free), host_memory(self.need, free)]
+        return Finding("config", OK, "; ".join([text, *chosen]), {"mesh": dict(self.mesh.shape)})
 
     def checkpoint(self) -> Finding:
-        return tiny_checkpoint(self._config.workdir, self._mesh)
+        """Saves, verifies, restores and removes a checkpoint in the run's folder, on all processes. Returns a finding."""
+        folder = pathlib.Path(self.config.workdir).absolute() / _FOLDER
+        made = [path for path in folder.parents if not path.exists()]
+        state = states.init({"params": {"a": jnp.arange(1024.0)}}, optax.adam(1e-3))
+        state = jax.device_put(dataclasses.replace(state, step=jnp.int32(1)), sharding.replicated(self.mesh))
+        began = time.monotonic()
+
+        def remove() -> None:
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # not empty
+                for path in made:
+                    path.rmdir()
+
+        try:
+            together(lambda: shutil.rmtree(folder, ignore_errors=True), first_only=True)  # left by a killed doctor
+            checkpoints = Checkpointer(folder / "checkpoints")
+            why = checkpoints.save_last(1, state, {})
+            checkpoints.close()
+            if why:
+                return Finding("checkpoint", FAIL, f"{why}; take another config.workdir")
+            checkpoints.restore(1, state, jax.tree.map(lambda x: x.sharding, state))
+        finally:
+            together(remove, first_only=True)
+        seconds = time.monotonic() - began
+        text = f"a tiny checkpoint was saved, read back, restored and removed in {folder.parent} in {seconds:.1f} s"
+        return Finding("checkpoint", OK, text, {"seconds": seconds})
 
     def links(self) -> list[Finding]:
-        return [links(self._mesh), *shared_memory()]
+        """Returns findings on a sum over all devices, its correctness and speed, and on /dev/shm."""
+        mesh, n = self.mesh, self.mesh.size
+        if n == 1:
+            return [Finding("links", OK, "one device: nothing to check")]
+        bytes_each = _CPU_BYTES if jax.default_backend() == "cpu" else _BYTES
+        split, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((mesh.axis_names,), ()))
+        numbers_N = jax.make_array_from_callback((n,), split, lambda at: np.arange(1, n + 1, dtype=np.float32)[at])
+        fill = jax.jit(lambda x_N: jnp.broadcast_to(x_N[:, None], (n, bytes_each // 4)), out_shardings=split)
+        add = jax.jit(lambda x_NxC: x_NxC.sum(0), out_shardings=whole)
+        x_NxC = fill(numbers_N)
+        jax.block_until_ready(add(x_NxC))
+        began = time.perf_counter()
+        for _ in range(3):
+            sum_C = jax.block_until_ready(add(x_NxC))
+        seconds = (time.perf_counter() - began) / 3
+        wrong = int((sum_C != n * (n + 1) / 2).sum())
+        speed = 2 * (n - 1) / n * bytes_each / seconds  # what a ring moves through each link
+        figures = {"devices": n, "bytes": bytes_each, "seconds": seconds, "bytes_per_second": speed, "wrong": wrong}
+        text = f"a sum of {size(bytes_each)} over {n} devices, {jax.process_count()} processes: {size(speed)}/s each"
+        if wrong:
+            text = f"a sum over {n} devices is wrong in {wrong} places: take another machine"
+        return [Finding("links", FAIL if wrong else OK, text, figures), *shared_memory()]
 
     def forward(self) -> Finding:
+        """Returns a finding on a forward pass, computed three times: a differing bit is an error of hardware or kernel."""
         free = lower.available_bytes() if jax.default_backend() == "cpu" else self.need.step
-        return twice(self._config, self._mesh, free)
+        small, what = shrunk(self.config, self.mesh, free)
+        made = parts.make(small, self.mesh, lm.make)
+        batch = tune.random_batch(made)
+        began = time.monotonic()
+        with jax.set_mesh(self.mesh):
+            key, shardings = jax.random.key(small.seed), made.shardings.params["params"]
+            variables = {"params": models.create_params(made.model, key, shardings)}
+            forward = jax.jit(lambda variables, batch: base.hidden(made.model, variables, batch, None))
+            first, compare = forward(variables, batch), jax.jit(differences)
+            counts = [compare(first, forward(variables, batch)) for _ in range(2)]
+        differing, nonfinite = max(int(n) for n, _ in counts), int(counts[0][1])
+        seconds = time.monotonic() - began
+        figures = {"what": what, "differing": differing, "nonfinite": nonfinite, "seconds": seconds}
+        if not (differing or nonfinite):
+            return Finding("forward", OK, f"{what}: equal to the last bit, three times", figures)
+        wrong = f"{count(differing)} of {count(first.size)} numbers differ"
+        wrong = wrong if differing else f"{count(nonfinite)} numbers are not finite"
+        text = f"{what}: {wrong} between equal forward passes: this device computes wrongly; take another machine"
+        return Finding("forward", FAIL, text, figures)
 
     def speed(self) -> Finding:
-        """Returns a finding on the step's speed; on a matrix product's speed alone if a step would take minutes."""
+        """Returns a finding on the real step's tokens per second; on a matrix product's if a step would take minutes.
+
+        The run's start finds the step in the compile cache.
+        """
         if self._fitted is None:
             return Finding("speed", OK, "not timed: the config does not fit this machine")
-        product = tune.product(self._config.model.dtype)
-        if jax.default_backend() == "cpu" and count_params(self._config.model) > CPU_PARAMS:
+        config, mesh, kind = self._fitted, self.mesh, jax.devices()[0].device_kind
+        product = tune.product(config.model.dtype)
+        if jax.default_backend() == "cpu" and flops.count_params(config.model) > CPU_PARAMS:
             text = f"a matrix product makes {product / 1e12:.3g} TFLOP/s; a step of this model takes minutes on a CPU: "
             return Finding("speed", OK, text + "not timed", {"product_flops": product})
-        return speed(self._fitted, self._mesh, product)
+        setting = machines.key(config, mesh.shape)
+        before = machines.known(kind, mesh.size, setting)
+        began = time.monotonic()
+        made = lower.parts_of(config, mesh)
+        state, frozen = made.create()
+        batch, step = tune.random_batch(made), made.jit()
+
+        def timed() -> float:
+            nonlocal state
+            began = time.perf_counter()
+            state, metrics = step(frozen, state, batch)
+            jax.block_until_ready(metrics)
+            return time.perf_counter() - began
+
+        with jax.set_mesh(mesh):
+            timed()
+            ready = time.monotonic() - began
+            (step_s,) = tune.medians([timed], _STEPS, _STEP_SECONDS)
+        now = config.train.batch_size * config.train.seq_len / step_s
+        if jax.process_index() == 0:
+            machines.record(kind, mesh.size, setting, now, "doctor")
+        figures = {"tokens_per_second": now, "step_s": step_s, "start_s": ready}
+        figures |= {"product_flops": product, "before": before and before["tokens_per_second"]}
+        return compared(figures, before, config.hardware.peak_tflops or flops.peak_tflops(kind))
 
     def clock(self, began: tuple[float, float]) -> Finding:
-        return clock(began, now(), clocks())
+        return clock(began, (time.time(), time.monotonic()), clocks())
 
 
 _FOLDER = ".doctor-checkpoint"
-
-
-def tiny_checkpoint(workdir: str, mesh: Mesh) -> Finding:
-    """Saves, verifies, restores and removes a checkpoint in the run's folder, on all processes. Returns a finding."""
-    folder = pathlib.Path(workdir).absolute() / _FOLDER
-    made = [path for path in folder.parents if not path.exists()]
-    state = states.init({"params": {"a": jnp.arange(1024.0)}}, optax.adam(1e-3))
-    state = jax.device_put(dataclasses.replace(state, step=jnp.int32(1)), NamedSharding(mesh, PartitionSpec()))
-    began = time.monotonic()
-
-    def remove() -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        with contextlib.suppress(OSError):  # not empty
-            for path in made:
-                path.rmdir()
-
-    try:
-        together(lambda: shutil.rmtree(folder, ignore_errors=True), first_only=True)  # left by a killed doctor
-        checkpoints = Checkpointer(folder / "checkpoints")
-        why = checkpoints.save_last(1, state, {})
-        checkpoints.close()
-        if why:
-            return Finding("checkpoint", FAIL, f"{why}; take another config.workdir")
-        checkpoints.restore(1, state, jax.tree.map(lambda x: x.sharding, state))
-    finally:
-        together(remove, first_only=True)
-    seconds = time.monotonic() - began
-    text = f"a tiny checkpoint was saved, read back, restored and removed in {folder.parent} in {seconds:.1f} s"
-    return Finding("checkpoint", OK, text, {"seconds": seconds})
 
 
 MOST_DRIFT_S = 0.5  # of the wall clock against the monotonic one, while the doctor runs
 MOST_SKEW_S = 2.0  # between two hosts
 SHM_BYTES = 1e9  # of /dev/shm, by which NCCL connects the GPUs of one host
 _CPU_BYTES, _BYTES = 8 << 20, 256 << 20  # of each device, to sum over all of them
-
-
-def now() -> tuple[float, float]:
-    return time.time(), time.monotonic()
 
 
 def clock(began: tuple[float, float], ended: tuple[float, float], at_hosts: list[float] | None = None) -> Finding:
@@ -180,37 +251,12 @@ def clocks() -> list[float] | None:
     return [float(row[0]) + float(row[1]) / 1e6 for row in rows]
 
 
-def links(mesh: Mesh) -> Finding:
-    """Returns a finding on the correctness and speed of a sum over all devices."""
-    n = mesh.size
-    if n == 1:
-        return Finding("links", OK, "one device: nothing to check")
-    bytes_each = _CPU_BYTES if jax.default_backend() == "cpu" else _BYTES
-    split, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((mesh.axis_names,), ()))
-    numbers_N = jax.make_array_from_callback((n,), split, lambda at: np.arange(1, n + 1, dtype=np.float32)[at])
-    fill = jax.jit(lambda x_N: jnp.broadcast_to(x_N[:, None], (n, bytes_each // 4)), out_shardings=split)
-    add = jax.jit(lambda x_NxC: x_NxC.sum(0), out_shardings=whole)
-    x_NxC = fill(numbers_N)
-    jax.block_until_ready(add(x_NxC))
-    began = time.perf_counter()
-    for _ in range(3):
-        sum_C = jax.block_until_ready(add(x_NxC))
-    seconds = (time.perf_counter() - began) / 3
-    wrong = int((sum_C != n * (n + 1) / 2).sum())
-    speed = 2 * (n - 1) / n * bytes_each / seconds  # what a ring moves through each link
-    figures = {"devices": n, "bytes": bytes_each, "seconds": seconds, "bytes_per_second": speed, "wrong": wrong}
-    text = f"a sum of {size(bytes_each)} over {n} devices, {jax.process_count()} processes: {size(speed)}/s each"
-    if wrong:
-        text = f"a sum over {n} devices is wrong in {wrong} places: take another machine"
-    return Finding("links", FAIL if wrong else OK, text, figures)
-
-
-def shared_memory(folder: pathlib.Path = pathlib.Path("/dev/shm")) -> list[Finding]:
+def shared_memory() -> list[Finding]:
     """Returns a list of one finding if /dev/shm is too small for the GPUs of this host to reach each other; else []."""
     alone = jax.default_backend() != "gpu" or jax.local_device_count() == 1
-    if alone or (total := shutil.disk_usage(folder).total) >= SHM_BYTES:
+    if alone or (total := shutil.disk_usage("/dev/shm").total) >= SHM_BYTES:
         return []
-    text = f"{folder} has {size(total)}: NCCL may fail; start the container with --ipc=host or --shm-size=8g"
+    text = f"/dev/shm has {size(total)}: NCCL may fail; start the container with --ipc=host or --shm-size=8g"
     return [Finding("links", WARN, text, {"shm_bytes": total})]
 
 
@@ -232,22 +278,6 @@ class Need:
     microbatch: int
     remat: str
     wider: bool = False
-
-
-def need(config: Config, mesh: Mesh, dtype_asked: str = "") -> Need:
-    """Returns the bytes that the run needs by the plan. `dtype_asked`: `model.dtype` as it was given, perhaps auto."""
-    microbatch = fit.own_microbatch(config, MeshConfig(**mesh.shape))
-    remat = "full" if config.model.remat == "auto" else config.model.remat
-    settled = fit.with_changes(config, remat=remat, microbatch=microbatch)
-    made = lower.parts_of(settled, mesh)
-    averaged = made.abstract.params if config.checkpoint.average else {}
-    checkpoint = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((made.abstract, averaged)))
-    planned = memory.estimate(settled, mesh)
-    _, offloaded = memory.device_bytes(made.abstract, made.shardings)
-    offloaded += planned.parameters if averaged and config.optim.offload else 0
-    state = planned.parameters + planned.optimizer + planned.gradients + planned.average
-    wider = dtype_asked == "auto" and config.model.dtype == "float32"
-    return Need(planned.total, state, offloaded, checkpoint, microbatch, remat, wider)
 
 
 def present(gpu_present: bool) -> Finding:
@@ -342,7 +372,7 @@ _STEPS, _STEP_SECONDS = 5, 6.0  # timed at most, but two steps at least
 def shrunk(config: Config, mesh: Mesh, free_bytes: int) -> tuple[Config, str]:
     """Returns (a config whose forward pass takes seconds, a description of it). Width and kernels stay."""
     m, t, cpu = config.model, config.train, mesh.devices.flat[0].platform == "cpu"
-    params = count_params(m)
+    params = flops.count_params(m)
     whole = params <= CPU_PARAMS if cpu else params * 6 < free_bytes
     model = m if whole else dataclasses.replace(m, n_layers=min(m.n_layers, LAYERS))
     tokens = t.seq_len
@@ -357,29 +387,6 @@ def shrunk(config: Config, mesh: Mesh, free_bytes: int) -> tuple[Config, str]:
     return dataclasses.replace(config, model=model, train=train), f"{what}, {B} x {count(tokens)} tokens"
 
 
-def twice(config: Config, mesh: Mesh, free_bytes: int) -> Finding:
-    """Returns a finding on a forward pass, computed three times: a differing bit is an error of hardware or kernel."""
-    small, what = shrunk(config, mesh, free_bytes)
-    made = parts.make(small, mesh, lm.make)
-    batch = tune.random_batch(made)
-    began = time.monotonic()
-    with jax.set_mesh(mesh):
-        key, shardings = jax.random.key(config.seed), made.shardings.params["params"]
-        variables = {"params": models.create_params(made.model, key, shardings)}
-        forward = jax.jit(lambda variables, batch: base.hidden(made.model, variables, batch, None))
-        first, compare = forward(variables, batch), jax.jit(differences)
-        counts = [compare(first, forward(variables, batch)) for _ in range(2)]
-    differing, nonfinite = max(int(n) for n, _ in counts), int(counts[0][1])
-    seconds = time.monotonic() - began
-    figures = {"what": what, "differing": differing, "nonfinite": nonfinite, "seconds": seconds}
-    if not (differing or nonfinite):
-        return Finding("forward", OK, f"{what}: equal to the last bit, three times", figures)
-    wrong = f"{count(differing)} of {count(first.size)} numbers differ"
-    wrong = wrong if differing else f"{count(nonfinite)} numbers are not finite"
-    text = f"{what}: {wrong} between equal forward passes: this device computes wrongly; take another machine"
-    return Finding("forward", FAIL, text, figures)
-
-
 def differences(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns (how many elements of two arrays differ in a bit, how many of the first are not finite)."""
     integer = jnp.dtype(f"uint{8 * a.dtype.itemsize}")
@@ -387,42 +394,15 @@ def differences(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
     return (bits[0] != bits[1]).sum(), (~jnp.isfinite(a)).sum()
 
 
-def speed(config: Config, mesh: Mesh, product_flops: float) -> Finding:
-    """Returns a finding on the real step's tokens per second. The run's start finds the step in the compile cache."""
-    kind, setting = jax.devices()[0].device_kind, machines.key(config, mesh.shape)
-    before = machines.known(kind, mesh.size, setting)
-    began = time.monotonic()
-    made = lower.parts_of(config, mesh)
-    state, frozen = made.create()
-    batch, step = tune.random_batch(made), made.jit()
-
-    def timed() -> float:
-        nonlocal state
-        began = time.perf_counter()
-        state, metrics = step(frozen, state, batch)
-        jax.block_until_ready(metrics)
-        return time.perf_counter() - began
-
-    with jax.set_mesh(mesh):
-        timed()
-        ready = time.monotonic() - began
-        (step_s,) = tune.medians([timed], _STEPS, _STEP_SECONDS)
-    now = config.train.batch_size * config.train.seq_len / step_s
-    if jax.process_index() == 0:
-        machines.record(kind, mesh.size, setting, now, "doctor")
-    figures = {"tokens_per_second": now, "step_s": step_s, "start_s": ready}
-    figures |= {"product_flops": product_flops, "before": before and before.tokens_per_second}
-    return compared(figures, before, config.hardware.peak_tflops or flops.peak_tflops(kind))
-
-
-def compared(figures: dict, before: machines.Known | None, peak_tflops: float | None) -> Finding:
+def compared(figures: dict, before: dict | None, peak_tflops: float | None) -> Finding:
     """Returns a finding on `tokens_per_second` of `figures` against earlier measurements of this setting on such devices."""
     now, of = figures["tokens_per_second"], f" of {peak_tflops:.0f}" if peak_tflops else ""
     text = f"{human(now)} tokens/s; a matrix product makes {figures['product_flops'] / 1e12:.3g}{of} TFLOP/s"
     if not before:
         return Finding("speed", OK, f"{text}; no earlier measurement of such a run on this device", figures)
-    day = datetime.datetime.fromtimestamp(before.time).date()
-    text += f"; before: {human(before.tokens_per_second)} ({before.measurements} times, last by {before.by} on {day})"
-    slow = now < SLOW * before.tokens_per_second
+    day = datetime.datetime.fromtimestamp(before["time"]).date()
+    speed = before["tokens_per_second"]
+    text += f"; before: {human(speed)} ({before['measurements']} times, last by {before['by']} on {day})"
+    slow = now < SLOW * speed
     text += ": slower; something else runs here, or the card is throttled" * slow
     return Finding("speed", WARN if slow else OK, text, figures)

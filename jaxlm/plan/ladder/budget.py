@@ -47,7 +47,6 @@ def plan(config: Config, usd: float, known: Fit | None = None) -> dict:
     The config's proportions, rows, vocabulary and optimizer are kept. `known`: the fit of a ladder on the user's data, in
     place of the published law. Raises ConfigError if the money buys no run, or no run that fits.
     """
-    check(config)
     prices = accelerators.load(config.plan.prices)
     chosen = (prices.named(config.plan.accelerator),) if config.plan.accelerator else prices.accelerators
     planners: dict[tuple[ModelConfig, int], fit.Planner] = {}

@@ -9,7 +9,7 @@ held_out  the text of all losses: seq_len, max_mb (of each source at most; 0 = a
           older ladders name rows of seq_len in place of max_mb
 machine   the device kind and the number of devices ("cpu x 1"); null if no speed was measured
 hours     limit (null if only tokens were given), planned (null if the speed is unknown), spent
-runs      in the order in which they are done (`Rung.to_json`). `loss` is null until the run is done, and stays null if it
+runs      in the order in which they are done (`rungs.rung`). `loss` is null until the run is done, and stays null if it
           failed; then `why` says why.
 rates     null until the runs at several rates are done; then tried, best (`law.best_rate`), edge, lr (the target's own, scaled
           to the smallest run) and rule (the published rule's)
@@ -34,7 +34,7 @@ from jaxlm.plan import settle
 from jaxlm.plan.cost import tokens
 from jaxlm.plan.flops import count_params
 from jaxlm.plan.ladder import rungs
-from jaxlm.plan.ladder.law import CONSTANTS, Fit, Point, best_rate, fit, missed
+from jaxlm.plan.ladder.law import CONSTANTS, Fit, best_rate, fit, missed
 from jaxlm.plan.ladder.rungs import Rung
 from jaxlm.plan.rules import Law
 from jaxlm.plan.tune import machines
@@ -75,7 +75,7 @@ def begin(config: Config, order: Rows, folder: pathlib.Path, asked: Asked, name:
             mend = "set it back, give another --out, or delete that folder"
             raise ConfigError(f"{folder} holds a ladder with {key} = {was.get(key)}, now it is {now[key]}: {mend}")
         climbed = rungs.rungs(config, ladder["sizes"], ladder["budgets"], folder)
-        if [run["name"] for run in ladder["runs"]] != [rung.name for rung in climbed]:
+        if [run["name"] for run in ladder["runs"]] != [rung.entry["name"] for rung in climbed]:
             raise ConfigError(f"{folder / FILE} is damaged: delete it; {DONE}")
     else:
         planned, climbed = _planned(config, folder, asked, held_out)
@@ -97,10 +97,11 @@ def _planned(config: Config, folder: pathlib.Path, asked: Asked, held_out: int) 
     if asked.budgets and min(rung.config.train.steps for rung in climbed) < steps:
         least = steps * climbed[0].config.train.batch_size * config.train.seq_len
         raise ConfigError(f"--tokens: {budgets[0]:,.0f} are less than {steps} steps; give {least:,} or more")
-    runs = [rung.to_json() for rung in climbed]
-    for run, rung in zip(runs, climbed, strict=True):
-        if speeds:
-            run["planned_hours"] = rungs.seconds(rung, speeds[run["d_model"]], held_out) / 3600
+    runs = [rung.entry for rung in climbed]
+    for rung in climbed if speeds else ():
+        rung.entry["planned_hours"] = (
+            rungs.seconds(rung.entry["tokens"], speeds[rung.entry["d_model"]], held_out) / 3600
+        )
     planned = sum(run["planned_hours"] or 0.0 for run in runs)
     if limit and planned > TOO_LONG * limit:
         words = f"these runs take about {hours(planned)}, more than --hours={limit:g}"
@@ -153,15 +154,14 @@ def conclude(ladder: Ladder) -> None:
         ladder["rates"] = {"tried": rates, "best": best, "edge": edge, "lr": grid[0]["lr"], "rule": grid[0]["rule"]}
     if not all(run["loss"] for run in grid):
         return
-    points = [Point(run["parameters"], run["tokens"], run["loss"]) for run in grid]
     length = float(np.mean([run["bytes_per_token"] for run in grid]))
-    fitted = fit(points, length)
+    fitted = fit(grid, length)
     ladder["fit"] = {
         "law": {name: getattr(fitted.law, name) for name in CONSTANTS},
         "noise": fitted.noise,
         "draws": [[float(f"{value:.6g}") for value in draw] for draw in fitted.draws_Kx6.tolist()],
         "from": {"parameters": fitted.params, "tokens": fitted.tokens},
-        "missed": missed(points, length),
+        "missed": missed(grid, length),
     }
     keys, parameters = ("parameters", "tokens", "loss", "low", "high"), ladder["target"]["parameters"]
     rows = [(parameters, share * ladder["target"]["tokens"]) for share in FORETOLD]

@@ -11,7 +11,7 @@ constants have wide priors from the published fits, and the interval is a bootst
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from scipy import optimize
@@ -34,13 +34,7 @@ DRAWS = 100
 CONSTANTS = ("e", "a", "b", "alpha", "beta")
 
 
-@dataclasses.dataclass(frozen=True)
-class Point:
-    """A finished run, with its held-out loss in nats per token."""
-
-    params: float
-    tokens: float
-    loss: float
+Run = Mapping  # a finished run's `parameters`, `tokens` and `loss`, its held-out loss in nats per token
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,20 +64,20 @@ class Fit:
         return loss, min(loss, float(low)), max(loss, float(high))
 
 
-def fit(points: Sequence[Point], bytes_per_token: float, draws: int = DRAWS) -> Fit:
+def fit(runs: Sequence[Run], bytes_per_token: float, draws: int = DRAWS) -> Fit:
     """Fits the law to finished runs. Takes about a second with all draws. Raises ValueError for one size or number of tokens.
 
     The interval is a parametric bootstrap. Each draw has its own noise (by the residuals; few points give it long tails), its
     own losses and its own medians of the priors. `bytes_per_token` is of the held-out text: E's prior is in nats a byte.
     """
-    if min(len({p.params for p in points}), len({p.tokens for p in points})) < 2:
+    if min(len({run[key] for run in runs}) for key in ("parameters", "tokens")) < 2:
         raise ValueError("a fit takes two sizes and two numbers of tokens")
-    problem = _Problem(points)
-    logs = np.log([p.loss for p in points])
+    problem = _Problem(runs)
+    logs = np.log([run["loss"] for run in runs])
     priors = np.log([PRIORS["e per byte"][0] * bytes_per_token, PRIORS["alpha"][0], PRIORS["beta"][0]])
     theta = problem.solve(logs, priors, NOISE, problem.starts(float(np.exp(logs.min()))))
     residuals = problem.logs(theta) - logs
-    free = max(len(points) - len(theta), 0)
+    free = max(len(runs) - len(theta), 0)
     rng = np.random.default_rng(0)
     drawn_laws = []
     for _ in range(draws):
@@ -92,19 +86,19 @@ def fit(points: Sequence[Point], bytes_per_token: float, draws: int = DRAWS) -> 
         other = priors + np.array(_SPREAD) * rng.standard_normal(len(priors))
         drawn_laws.append([*problem.constants(problem.solve(drawn, other, noise, [theta])), noise])
     noise = math.sqrt((PRIOR_RUNS * NOISE**2 + float(residuals @ residuals)) / (PRIOR_RUNS + free))
-    last = max(points, key=lambda p: p.params * p.tokens)
+    last = max(runs, key=lambda run: run["parameters"] * run["tokens"])
     law = Law("ladder", **dict(zip(CONSTANTS, problem.constants(theta), strict=True)))
-    return Fit(law, noise, np.array(drawn_laws), last.params, last.tokens)
+    return Fit(law, noise, np.array(drawn_laws), last["parameters"], last["tokens"])
 
 
 _SPREAD = [PRIORS[name][1] for name in ("e per byte", "alpha", "beta")]
 
 
 class _Problem:
-    """The law in nearly independent constants: logs of e, of both terms at the mean of the points, of alpha and beta."""
+    """The law in nearly independent constants: logs of e, of both terms at the mean of the runs, of alpha and beta."""
 
-    def __init__(self, points: Sequence[Point]):
-        n, d = np.log([p.params for p in points]), np.log([p.tokens for p in points])
+    def __init__(self, runs: Sequence[Run]):
+        n, d = (np.log([run[key] for run in runs]) for key in ("parameters", "tokens"))
         self.middle = float(n.mean()), float(d.mean())
         self.n, self.d = n - n.mean(), d - d.mean()
 
@@ -147,11 +141,12 @@ class _Problem:
         return min(tries, key=lambda attempt: attempt.cost).x
 
 
-def missed(points: Sequence[Point], bytes_per_token: float) -> float:
+def missed(runs: Sequence[Run], bytes_per_token: float) -> float:
     """Returns the worst relative error, with its sign, of predictions of the largest size's losses from the other sizes."""
-    largest = max(p.params for p in points)
-    law = fit([p for p in points if p.params < largest], bytes_per_token, draws=0).law
-    errors = [law.loss(p.params, p.tokens) / p.loss - 1 for p in points if p.params == largest]
+    largest = max(run["parameters"] for run in runs)
+    law = fit([run for run in runs if run["parameters"] < largest], bytes_per_token, draws=0).law
+    last = [run for run in runs if run["parameters"] == largest]
+    errors = [law.loss(largest, run["tokens"]) / run["loss"] - 1 for run in last]
     return max(errors, key=abs)
 
 

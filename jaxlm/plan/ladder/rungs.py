@@ -11,6 +11,7 @@
 import dataclasses
 import math
 import pathlib
+import typing
 from collections.abc import Mapping, Sequence
 
 from jaxlm.config import Config, ConfigError, ModelConfig, OptimConfig, older, with_keys
@@ -18,7 +19,6 @@ from jaxlm.data.batches.document_rows import MOST_PASSES, Rows
 from jaxlm.host.console import human
 from jaxlm.plan import flops, settle
 from jaxlm.plan.cost import tokens
-from jaxlm.plan.flops import count_params
 from jaxlm.run.checkpoints import pace
 
 WIDTHS = (1 / 4, 3 / 8, 1 / 2)  # of the config's own
@@ -33,31 +33,18 @@ EVAL_SPEED = 3  # held-out tokens are this much faster than trained ones: a forw
 ASKED_STEPS = 5  # at least, of a run whose tokens are given
 STEPS = 50  # at least, of the smallest run if the hours decide
 LOGGED = 50  # lines of metrics.jsonl at least, if a run has as many steps: for the forecast's law
-_MULTIPLE = 8  # widths and heads are multiples of this
+_MULTIPLE = 8  # widths, d_ff and heads are multiples of this
 _FREE = ("attention", "remat", "scan_layers", "fuse_projections", "offload")  # of the model: they change no loss
 
 
-@dataclasses.dataclass(frozen=True)
-class Rung:
-    """One run of a ladder. `times`: its rate as a multiple of the rate scaled from the config's; `rule`: the rule's rate."""
+class Rung(typing.NamedTuple):
+    """One run of a ladder: its config, and its entry in ladder.json before it is done.
 
-    name: str
-    kind: str
-    times: float
-    rule: float
+    `times` of the entry: its rate as a multiple of the rate scaled from the config's; `rule`: the rule's rate.
+    """
+
+    entry: dict
     config: Config
-
-    @property
-    def tokens(self) -> int:
-        return tokens(self.config)
-
-    def to_json(self) -> dict:
-        """Returns the run's entry in ladder.json, before it is done."""
-        m, t = self.config.model, self.config.train
-        run = {"name": self.name, "d_model": m.d_model, "n_layers": m.n_layers, "parameters": count_params(m)}
-        run |= {"tokens": self.tokens, "steps": t.steps, "batch_size": t.batch_size, "lr": self.config.optim.lr}
-        run |= {"times": self.times, "rule": self.rule, "kind": self.kind, "planned_hours": None, "hours": 0.0}
-        return run | dict.fromkeys(("loss", "bits_per_byte", "bytes_per_token")) | {"why": ""}
 
 
 def check(config: Config) -> None:
@@ -69,7 +56,7 @@ def check(config: Config) -> None:
 
 def sizes(model: ModelConfig) -> list[int]:
     """Returns the widths of the three models. Raises ConfigError if the model is too narrow for three."""
-    widths = sorted({_rounded(share * model.d_model) for share in WIDTHS})
+    widths = sorted({rounded(share * model.d_model) for share in WIDTHS})
     if len(widths) < len(WIDTHS) or widths[-1] >= model.d_model:
         raise ConfigError(f"model.d_model={model.d_model} is too narrow for a ladder: name three by --sizes=D,D,D")
     return widths
@@ -85,15 +72,15 @@ def kv_heads(model: ModelConfig, heads: int) -> int:
 def smaller(model: ModelConfig, width: int) -> ModelConfig:
     """Returns the model of the family with this width, which must be a multiple of 8."""
     share = width / model.d_model
-    inner = _rounded(share * model.n_heads * model.head_dim)  # width of all query heads together
+    inner = rounded(share * model.n_heads * model.head_dim)  # width of all query heads together
     possible = [n for n in range(1, inner // _MULTIPLE + 1) if inner % (n * _MULTIPLE) == 0]
     heads = min(possible, key=lambda n: abs(inner / n - model.head_dim))
-    sizes = {"d_model": width, "n_layers": max(round(share * model.n_layers), 1), "d_ff": _rounded(share * model.d_ff)}
+    sizes = {"d_model": width, "n_layers": max(round(share * model.n_layers), 1), "d_ff": rounded(share * model.d_ff)}
     attention = {"n_heads": heads, "n_kv_heads": kv_heads(model, heads), "head_dim": inner // heads}
     return dataclasses.replace(model, **sizes, **attention)
 
 
-def _rounded(width: float) -> int:
+def rounded(width: float) -> int:
     return max(round(width / _MULTIPLE), 1) * _MULTIPLE
 
 
@@ -103,7 +90,7 @@ def rungs(config: Config, widths: Sequence[int], budgets: Sequence[float], folde
         close = ", ".join(f"{budget:,.0f}" for budget in budgets)
         raise ConfigError(f"the budgets of {close} tokens are too close: give --tokens that differ in three digits")
     grid = [rung(config, width, budget, folder) for width in widths for budget in budgets]
-    grid.sort(key=lambda run: flops.of(run.config).causal * run.tokens)
+    grid.sort(key=lambda run: flops.of(run.config).causal * run.entry["tokens"])
     slower, faster = (rung(config, widths[0], budgets[0], folder, times) for times in TIMES if times != 1)
     return [slower, grid[0], faster, *grid[1:]]
 
@@ -127,7 +114,12 @@ def rung(config: Config, width: int, budget: float, folder: pathlib.Path, times:
     }
     name = f"d{width}-{human(budget)}" + (f"-rate{times:g}" if times != 1 else "")
     changed = dataclasses.replace(with_keys(changed, optim=optim), workdir=str(folder / "runs" / name))
-    return Rung(name, "grid" if times == 1 else "rate", times, small.lr, alone(changed))
+    m, kind = changed.model, "grid" if times == 1 else "rate"
+    entry = {"name": name, "d_model": m.d_model, "n_layers": m.n_layers, "parameters": flops.count_params(m)}
+    entry |= {"tokens": tokens(changed), "steps": steps, "batch_size": rows, "lr": optim["lr"]}
+    entry |= {"times": times, "rule": small.lr, "kind": kind, "planned_hours": None, "hours": 0.0}
+    entry |= dict.fromkeys(("loss", "bits_per_byte", "bytes_per_token")) | {"why": ""}
+    return Rung(entry, alone(changed))
 
 
 def by_rule(config: Config) -> OptimConfig:
@@ -180,52 +172,50 @@ def held_out_tokens(config: Config, order: Rows) -> int:
 
 def check_data(order: Rows, climbed: Sequence[Rung]) -> str:
     """Returns a line on the sources that the largest run repeats; "" if none. Raises ConfigError if it repeats too often."""
-    most = max(climbed, key=lambda run: run.tokens)
+    most = max(climbed, key=lambda run: run.entry["tokens"])
+    largest = most.entry["tokens"]
     batches = dataclasses.replace(order, batch_size=most.config.train.batch_size)
     epochs = batches.passes(most.config.train.steps)
-    times = most.tokens / sum(order.data.token_counts()[source] for source in epochs)
+    times = largest / sum(order.data.token_counts()[source] for source in epochs)
     if times > MOST_PASSES:
         raise ConfigError(
-            f"the largest budget, {human(most.tokens)} tokens, goes {times:.3g} times through the data in {order.data.path}, "
+            f"the largest budget, {human(largest)} tokens, goes {times:.3g} times through the data in {order.data.path}, "
             f"and beyond {MOST_PASSES} times repeated tokens teach less: use more data, or fewer tokens (--tokens=N,N,N)"
         )
     again = ", ".join(f"{source} {n:.2g} times" for source, n in epochs.items() if n > 1)
     return again and f"the largest budget reads {again}: the law counts repeated tokens as new ones"
 
 
-def seconds(run: Rung, speed: float, held_out: int) -> float:
-    return START_S + (run.tokens + held_out / EVAL_SPEED) / speed
+def seconds(tokens: float, speed: float, held_out: int) -> float:
+    """Returns the seconds of a run on so many tokens, with its start and its evaluation."""
+    return START_S + (tokens + held_out / EVAL_SPEED) / speed
 
 
 def budgets(config: Config, speeds: Mapping[int, float], hours: float, held_out: int) -> list[float]:
     """Returns three budgets that fit into `hours`, at most the config's own tokens. Raises ConfigError if these are too few."""
-    smallest, others = speeds[min(speeds)], len(TIMES) - 1  # runs at other rates, of the smallest size and budget
+    speed, others = speeds[min(speeds)], len(TIMES) - 1  # runs at other rates, of the smallest size and budget
+    fixed = sum(len(BUDGETS) * seconds(0, each, held_out) for each in speeds.values())
+    fixed += others * seconds(0, speed, held_out)
+    token = sum(BUDGETS) * sum(1 / each for each in speeds.values()) + others * BUDGETS[0] / speed
 
-    def beside(speed: float) -> float:
-        return START_S + held_out / EVAL_SPEED / speed
+    def smallest(hours: float) -> tuple[float, float]:
+        """Returns the smallest budget, and the tokens that it must have at least: those of STEPS steps of its batch."""
+        budget = BUDGETS[0] * min((3600 * hours - fixed) / token, tokens(config))
+        return budget, STEPS * batch_size(config, max(budget, 1.0)) * config.train.seq_len
 
-    fixed = sum(len(BUDGETS) * beside(speed) for speed in speeds.values()) + others * beside(smallest)
-    token = sum(BUDGETS) * sum(1 / speed for speed in speeds.values()) + others * BUDGETS[0] / smallest
-
-    def smallest_budget(hours: float) -> float:
-        return BUDGETS[0] * min((3600 * hours - fixed) / token, tokens(config))
-
-    def enough(budget: float) -> float:  # tokens of STEPS steps, whose batch goes with the budget
-        return STEPS * batch_size(config, max(budget, 1.0)) * config.train.seq_len
-
-    budget, longer = smallest_budget(hours), hours
-    if budget >= enough(budget):
+    budget, enough = smallest(hours)
+    if budget >= enough:
         return [share / BUDGETS[0] * budget for share in BUDGETS]
-    steps = STEPS * max(budget, 0) / enough(budget)
-    least = f"the smallest run would have {steps:.0f} steps, and {STEPS} are the least"
-    while budget < enough(budget):
-        if enough(budget) > BUDGETS[0] * tokens(config):
+    least = f"the smallest run would have {STEPS * max(budget, 0) / enough:.0f} steps, and {STEPS} are the least"
+    longer = hours
+    while budget < enough:
+        if enough > BUDGETS[0] * tokens(config):
             short = f"train.steps={config.train.steps} is too short for a ladder"
             raise ConfigError(f"{short}: {least}; name three by --tokens")
-        needed = (fixed + enough(budget) / BUDGETS[0] * token) / 3600
+        needed = (fixed + enough / BUDGETS[0] * token) / 3600
         digit = 10.0 ** (math.floor(math.log10(needed)) - 1)  # the second significant one
         longer = float(f"{(math.floor(needed / digit) + 1) * digit:.2g}")
-        budget = smallest_budget(longer)
+        budget, enough = smallest(longer)
     raise ConfigError(f"{hours:.3g} hours are too short for a ladder here: {least}; give --hours={longer:g}")
 
 

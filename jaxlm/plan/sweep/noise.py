@@ -48,23 +48,27 @@ def left_over(losses_SxA: np.ndarray) -> Noise:
     return Noise((rest_SxA**2).sum((-2, -1)), (seeds - 1) * (arms - 1))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Family:
     """The differences that are named together: `weights_CxA` of the arms' means, which add up to 0 in each row."""
 
-    weights_CxA: tuple[tuple[float, ...], ...]
-
-    @functools.cached_property
-    def array(self) -> np.ndarray:
-        return np.asarray(self.weights_CxA, float)
+    weights_CxA: np.ndarray
 
     def errors(self, seeds: int) -> np.ndarray:
         """Returns the standard error of each difference, as a multiple of the scatter."""
-        return np.linalg.norm(self.array, axis=1) / math.sqrt(seeds)
+        return np.linalg.norm(self.weights_CxA, axis=1) / math.sqrt(seeds)
+
+    @functools.cached_property
+    def _largest(self) -> np.ndarray:
+        """Draws the largest difference in standard errors, of any sign, where there is none and the scatter is known."""
+        unit_CxA = self.weights_CxA / np.linalg.norm(self.weights_CxA, axis=1, keepdims=True)
+        drawn = np.random.default_rng(_SEED).standard_normal((_DRAWS, self.weights_CxA.shape[1]))
+        return np.abs(drawn @ unit_CxA.T).max(1)
 
     def critical(self, df: int) -> float:
-        """Returns how many standard errors a difference must exceed; inf if the noise is unknown."""
-        return _critical(self, df) if df else math.inf
+        """Returns how many standard errors a difference must exceed."""
+        scatter = np.sqrt(np.random.default_rng(_SEED + 1).chisquare(df, _DRAWS) / df)
+        return float(np.quantile(self._largest / scatter, 1 - LEVEL))
 
     def judge(self, losses_SxA: np.ndarray, borrowed: Noise = UNKNOWN) -> tuple[np.ndarray, np.ndarray]:
         """Returns the differences [..., C], and half of each one's interval: a larger difference is more than noise.
@@ -74,14 +78,14 @@ class Family:
           borrowed: the noise of other sweeps.
         """
         noise, seeds = left_over(losses_SxA).with_(borrowed), losses_SxA.shape[-2]
-        differences = losses_SxA.mean(-2) @ self.array.T
+        differences = losses_SxA.mean(-2) @ self.weights_CxA.T
         if not noise.df:
             return differences, np.full_like(differences, math.inf)
         return differences, self.critical(noise.df) * np.multiply.outer(noise.scatter, self.errors(seeds))
 
     def smallest(self, seeds: int, borrowed_df: int = 0) -> float:
         """Returns the smallest difference that is found in POWER of sweeps, in scatters; inf if the noise is unknown."""
-        df = (seeds - 1) * (self.array.shape[1] - 1) + borrowed_df
+        df = (seeds - 1) * (self.weights_CxA.shape[1] - 1) + borrowed_df
         if not df:
             return math.inf
         critical = self.critical(df)
@@ -92,17 +96,3 @@ class Family:
         """Returns how many seeds find half of the smallest difference of `seeds` seeds: at most four times as many."""
         half, more = self.smallest(seeds, borrowed_df) / 2, range(seeds, 4 * seeds)
         return seeds + bisect.bisect_left(more, True, key=lambda n: self.smallest(n, borrowed_df) <= half)
-
-
-@functools.cache
-def _critical(family: Family, df: int) -> float:
-    """Returns the quantile of the largest difference in standard errors, without regard to sign, if there is none."""
-    scatter = np.sqrt(np.random.default_rng(_SEED + 1).chisquare(df, _DRAWS) / df)
-    return float(np.quantile(_largest(family) / scatter, 1 - LEVEL))
-
-
-@functools.cache
-def _largest(family: Family) -> np.ndarray:
-    unit_CxA = family.array / np.linalg.norm(family.array, axis=1, keepdims=True)
-    drawn = np.random.default_rng(_SEED).standard_normal((_DRAWS, family.array.shape[1]))
-    return np.abs(drawn @ unit_CxA.T).max(1)

@@ -164,7 +164,7 @@ def conclude(sweep: Sweep, folder: pathlib.Path) -> None:
         sweep["result"] = {"seeds": 1, "differences": [], "scatters": [0.0] * len(done)} | ranking
     if not (rows := contrasts(sweep, arms)):
         return
-    family = Family(tuple(tuple(weights) for *_, weights in rows))
+    family = Family(np.array([weights for *_, weights in rows]))
     if math.isfinite(smallest := family.smallest(len(seeds), borrowed.df)):
         sweep["smallest"] = {"scatters": smallest, "seeds_for_half": family.seeds_for_half(len(seeds), borrowed.df)}
     if losses_SxA.size:

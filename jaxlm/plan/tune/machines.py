@@ -40,16 +40,6 @@ _PLAN |= dict.fromkeys(("microbatch", "memory", "time", "load"), files.NUMBER)
 _PLAN |= dict.fromkeys(("needed", "tokens_per_second"), files.NUMBER_OR_NONE)
 
 
-@dataclasses.dataclass(frozen=True)
-class Known:
-    """The measurements of a setting on a kind of machine: the median speed of all devices together; who measured last, when."""
-
-    tokens_per_second: float
-    measurements: int
-    by: str
-    time: float
-
-
 def path() -> pathlib.Path:
     return pathlib.Path("~/.cache/jaxlm/machines.json").expanduser()
 
@@ -70,14 +60,17 @@ def key(config: Config, mesh: Mapping[str, int]) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def known(kind: str, count: int, setting: str) -> Known | None:
-    """Returns the measured speed of `count` devices of a kind with a setting (`key`); None if there is none."""
+def known(kind: str, count: int, setting: str) -> dict | None:
+    """Returns the last measurement of `count` devices of a kind with a setting (`key`); None if there is none.
+
+    Its `tokens_per_second` are the median of all `measurements`, and those of all devices together.
+    """
     rows = _rows(files.json_there(path()), kind, count, setting)
     rows = [row for row in rows if row["by"] != "plan"] or rows  # plan times few steps: only if there is nothing better
     if not rows:
         return None
     speed = statistics.median(row["tokens_per_second"] for row in rows)
-    return Known(speed, len(rows), rows[-1]["by"], rows[-1]["time"])
+    return rows[-1] | {"tokens_per_second": speed, "measurements": len(rows)}
 
 
 def record(kind: str, count: int, setting: str, tokens_per_second: float, by: str) -> None:
@@ -173,8 +166,8 @@ def row(config: Config) -> dict:
         return {"why": f"{machine['why']} (plan.measure=again tries again)"}
     before = known(machine["kind"], machine["count"], machine["setting"]) if mode == "auto" else None
     if before:
-        machine |= {"tokens_per_second": before.tokens_per_second, "by": before.by, "time": before.time, "what": ""}
-        machine["load"] = machine["load"] if before.by == "plan" else 0.0
+        machine |= {key: before[key] for key in ("tokens_per_second", "by", "time")} | {"what": ""}
+        machine["load"] = machine["load"] if before["by"] == "plan" else 0.0
     return _finished(config, machine | {"memory": _memory(config, machine)})
 
 
@@ -314,11 +307,11 @@ def described(small: Config, config: Config) -> str:
 
 def needed(config: Config, mesh: jax.sharding.Mesh) -> int:
     """Returns the bytes of a device that the config's step takes, from the programs of one and of two layers."""
-    options = lower.QUICK if jax.default_backend() == "cpu" else {}
+    options = lower.QUICK if jax.default_backend() == "cpu" else None
     sizes = []
     for n_layers in (1, 2)[: config.model.n_layers]:
         shallow = with_keys(config, model={"n_layers": n_layers})
-        sizes.append(lower.memory_of(lower.lower_step(shallow, mesh)[0].compile(compiler_options=options or None)))
+        sizes.append(lower.memory_of(lower.parts_of(shallow, mesh).lower().compile(compiler_options=options)))
     return sizes[0] + (config.model.n_layers - 1) * (sizes[-1] - sizes[0])
 
 

@@ -23,20 +23,13 @@ from jaxlm.devices import processes, sharding
 from jaxlm.host import console
 from jaxlm.host.console import Say, gigabytes
 from jaxlm.plan import flops, lower, settle
-from jaxlm.plan.fit import REMATS, SURELY, Planner, choose
+from jaxlm.plan.fit import REMATS, SURELY, Planner, choose, with_changes
 from jaxlm.step import parts, state
 from jaxlm.step.objectives.base import Variables
-from jaxlm.step.parts import Parts
 
 HEADROOM = 0.95  # of a device's memory, for the step
-# Setting -> the section of the config that has its key.
-SECTIONS = {
-    "microbatch_size": "train",
-    "remat": "model",
-    "attention": "model",
-    "scan_layers": "model",
-    "tile_tokens": "loss",
-}
+# Section of the config -> its keys that are tuned.
+SECTIONS = {"train": ("microbatch_size",), "model": ("remat", "attention", "scan_layers"), "loss": ("tile_tokens",)}
 FULL_SPEED_TOKENS = 8192  # of a microbatch on one device: a larger one gains little on any accelerator
 
 
@@ -51,22 +44,18 @@ class Candidate:
     tile_tokens: int
 
     def overrides(self) -> list[str]:
-        return [f"--config.{SECTIONS[name]}.{name}={str(getattr(self, name)).lower()}" for name in SECTIONS]
+        keys = [(section, name) for section, names in SECTIONS.items() for name in names]
+        return [f"--config.{section}.{name}={str(getattr(self, name)).lower()}" for section, name in keys]
 
     def __str__(self) -> str:
         layers = "scanned" if self.scan_layers else "unrolled"
         settings = f"microbatch {self.microbatch_size}, remat {self.remat}, attention {self.attention}"
         return f"{settings}, {layers}, tile {self.tile_tokens}"
 
-    def with_(self, remat: str, microbatch_size: int) -> "Candidate":
-        return dataclasses.replace(self, remat=remat, microbatch_size=microbatch_size)
-
     def applied(self, config: Config) -> Config:
         """Returns the config with these settings."""
-        keys: dict[str, dict] = {"eval": {"batch_size": config.eval.batch_size or self.microbatch_size}}
-        for name, section in SECTIONS.items():
-            keys.setdefault(section, {})[name] = getattr(self, name)
-        return with_keys(config, **keys)
+        keys = {section: {name: getattr(self, name) for name in names} for section, names in SECTIONS.items()}
+        return with_keys(config, eval={"batch_size": config.eval.batch_size or self.microbatch_size}, **keys)
 
 
 @dataclasses.dataclass
@@ -89,55 +78,35 @@ def microbatch_sizes(config: Config, ways: int) -> list[int]:
 
 @dataclasses.dataclass
 class Compiler:
-    """Compiles candidates and remembers how much memory each needs; JAX's compile cache has the programs."""
+    """Compiles a config's step with remat policies and microbatches; JAX's compile cache has the programs.
+
+    `known`: (remat policy, rows) -> the bytes that a device needs, None if it can't be compiled; those of 0 rows: the state's.
+    """
 
     config: Config
     mesh: Mesh
     limit_bytes: float
     make_parts: lower.MakeParts = lower.parts_of
     options: lower.Options = None
-    _needs: dict[Candidate, int | None] = dataclasses.field(default_factory=dict)
+    known: dict[tuple[str, int], int | None] = dataclasses.field(default_factory=dict)
 
-    def compile(self, candidate: Candidate) -> tuple[jax.stages.Compiled | None, int | None]:
-        """Returns (the compiled step, the bytes that it needs on a device); (None, None) if the compiler runs out of memory."""
-        made = self.make_parts(candidate.applied(self.config), self.mesh)
-        compiled = lower.compile_lowered(made.lower(), self.options)
-        self._needs[candidate] = compiled and lower.memory_of(compiled) + lower.beside(made)
-        return compiled, self._needs[candidate]
+    def needs(self, remat: str, rows: int) -> int | None:
+        if (remat, rows) not in self.known:
+            made = self.make_parts(with_changes(self.config, remat=remat, microbatch=rows), self.mesh)
+            _, self.known[remat, rows] = lower.compile_parts(made, self.options)
+        return self.known[remat, rows]
 
-    def learn(self, candidate: Candidate, need: int | None) -> None:
-        """Records the bytes of a candidate that was compiled elsewhere; for a microbatch of 0 rows, those of the state."""
-        self._needs[candidate] = need
-
-    def needs(self, candidate: Candidate) -> int | None:
-        """Returns the bytes that a candidate needs on a device; None if it can't be compiled. Compiles it if need be."""
-        if candidate not in self._needs:
-            self.compile(candidate)
-        return self._needs[candidate]
-
-    def predicted(self, candidate: Candidate) -> float | None:
+    def predicted(self, remat: str, rows: int) -> float | None:
         """Estimates the bytes by a line through the known needs of other microbatch sizes; None if fewer than two are known."""
-        known = [
-            (other.microbatch_size, need)
-            for other, need in self._needs.items()
-            if need is not None and other.with_(other.remat, candidate.microbatch_size) == candidate
-        ]
+        known = [(size, need) for (policy, size), need in self.known.items() if policy == remat and need is not None]
         if len(known) < 2:
             return None
         (least, low), (most, high) = min(known), max(known)
-        return low + (high - low) / (most - least) * (candidate.microbatch_size - least)
+        return low + (high - low) / (most - least) * (rows - least)
 
-    def choose(self, start: Candidate, sizes: Sequence[int], remats: Sequence[str]) -> Candidate | None:
-        """Returns `start` with the remat policy and the microbatch that `fit.choose` chooses; None if nothing fits."""
-        chosen = choose(
-            lambda *setting: self.needs(start.with_(*setting)),
-            lambda *setting: self.predicted(start.with_(*setting)),
-            self.limit_bytes,
-            remats,
-            sizes,
-            full_speed_rows(self.config, self.mesh),
-        )
-        return chosen and start.with_(*chosen)
+    def choose(self, sizes: Sequence[int], remats: Sequence[str]) -> tuple[str, int] | None:
+        busy = full_speed_rows(self.config, self.mesh)
+        return choose(self.needs, self.predicted, self.limit_bytes, remats, sizes, busy)
 
 
 def fit(
@@ -158,12 +127,12 @@ def fit(
     sizes = microbatch_sizes(config, sharding.batch_ways(mesh)) if size == -1 else [size]
     remats = REMATS if remat == "auto" else (remat,)
     compiler = Compiler(config, mesh, limit_bytes, make_parts)
-    start = own(config, sizes[0], remats[0])
-    if chosen := compiler.choose(start, sizes, remats):
-        of = f"{gigabytes(compiler.needs(chosen), 2)} of {gigabytes(limit_bytes, 2)} GB a device"
-        say(f"chosen: train.microbatch_size={chosen.microbatch_size}, model.remat={chosen.remat}; {of}")
-        return chosen.applied(config)
-    need = compiler.needs(start.with_(remats[-1], sizes[-1]))
+    if chosen := compiler.choose(sizes, remats):
+        of = f"{gigabytes(compiler.needs(*chosen), 2)} of {gigabytes(limit_bytes, 2)} GB a device"
+        remat, size = chosen
+        say(f"chosen: train.microbatch_size={size}, model.remat={remat}; {of}")
+        return own(config, size, remat).applied(config)
+    need = compiler.needs(remats[-1], sizes[-1])
     needs = "more than the compiler can place" if need is None else f"{gigabytes(need, 2)} GB"
     words = (
         f"nothing fits into {gigabytes(limit_bytes, 2)} GB a device: microbatch_size={sizes[-1]} with remat={remats[-1]} needs "
@@ -221,8 +190,8 @@ def search(
         """True if a smaller candidate already failed to fit, or a cheaper remat policy already fits."""
         smaller = [size for size in rising["microbatch_size"] if size < candidate.microbatch_size]
         cheaper = () if exhaustive else REMATS[: REMATS.index(candidate.remat)]
-        return any(fits(candidate.with_(candidate.remat, size)) is False for size in smaller) or any(
-            fits(candidate.with_(remat, candidate.microbatch_size)) for remat in cheaper
+        return any(fits(dataclasses.replace(candidate, microbatch_size=size)) is False for size in smaller) or any(
+            fits(dataclasses.replace(candidate, remat=remat)) for remat in cheaper
         )
 
     def sweep(base: Candidate, *settings: str) -> None:
@@ -240,7 +209,7 @@ def search(
     return list(done.values())
 
 
-def memory_limit(memory_gb: float = 0.0) -> float:
+def memory_limit(memory_gb: float) -> float:
     """Returns the bytes that a step may take on one device: `memory_gb` x 10^9 if it is given, else HEADROOM of its memory.
 
     All processes get the same. Raises ConfigError if the memory is unknown.
@@ -272,7 +241,7 @@ class Program:
 class Once:
     """Compiles the train step of a run when it is first asked for, and keeps it. No key may be auto."""
 
-    def __init__(self, made: Parts):
+    def __init__(self, made: parts.Parts):
         self._made, self._program = made, None
 
     def __call__(self, done: int) -> Program | None:
@@ -286,16 +255,16 @@ class Once:
         return self._program
 
 
-def admit(made: Parts, room: lower.Room | None, begun: bool) -> Program:
+def admit(made: parts.Parts, room: lower.Room | None, begun: bool) -> Program:
     """Compiles the train step, from shapes alone. Raises as `lower.refusal` if it needs more memory than there is (`room`).
 
     The room is the same on all processes; if it is unknown (None), nothing is refused.
     """
-    compiled = lower.compile_lowered(made.lower())
-    need, state, words = None, 0, "a step needs more memory than the compiler can place"
+    compiled, need = lower.compile_parts(made)
+    state, words = 0, "a step needs more memory than the compiler can place"
     if compiled:
         memory = compiled.memory_analysis()
-        need, state = lower.memory_of(compiled) + lower.beside(made), memory.argument_size_in_bytes
+        state = memory.argument_size_in_bytes
         if room is None or need <= room.bytes:
             return Program(compiled, need, state, memory.temp_size_in_bytes, room)
         words = f"a step needs {_gb(need)} of memory{' a device' * (made.mesh.size > 1)}"
@@ -349,21 +318,17 @@ def remedy(
     sizes = [s for s in microbatch_sizes(config, sharding.batch_ways(mesh)) if s <= size]
     remats = (remat,) if config.model.offload else REMATS[REMATS.index(remat) :]  # offload works with `names` only
     options = lower.QUICK if mesh.devices.flat[0].platform == "cpu" else None
-    before = own(config, size, remat)
+    need, state = known
+    measured = {(remat, size): need} | ({(remat, 0): state} if state else {})
+    before = own(config, size, remat).overrides()
     for changed, overrides in _changes(config, begun):
-        compiler = Compiler(changed, mesh, limit_bytes, options=options)
-        start = own(changed, size, remat)
-        if changed is config:
-            need, state = known
-            compiler.learn(before, need)
-            if state:
-                compiler.learn(before.with_(remat, 0), state)
-        frugal = compiler.needs(start.with_(remats[-1], sizes[-1]))
+        compiler = Compiler(changed, mesh, limit_bytes, options=options, known=measured if changed is config else {})
+        frugal = compiler.needs(remats[-1], sizes[-1])
         if frugal is None or frugal > limit_bytes:
             continue
-        chosen = compiler.choose(start, sizes, remats)
-        new = [override for override in chosen.overrides() if override not in before.overrides()]
-        return [*new, *(override for override in overrides if override not in new)], compiler.needs(chosen)
+        remat, size = compiler.choose(sizes, remats)
+        new = [override for override in own(changed, size, remat).overrides() if override not in before]
+        return [*new, *(override for override in overrides if override not in new)], compiler.needs(remat, size)
     return None
 
 
@@ -401,8 +366,8 @@ class Bench:
     _state: state.TrainState | None = None
     _frozen: Variables = dataclasses.field(default_factory=dict)
 
-    def __post_init__(self):
-        self._compiler = Compiler(self.config, self.mesh, self.limit_bytes)
+    def _compile(self, candidate: Candidate) -> tuple[jax.stages.Compiled, int] | tuple[None, None]:
+        return lower.compile_parts(lower.parts_of(candidate.applied(self.config), self.mesh))
 
     def trial(self, candidate: Candidate) -> Trial:
         """Compiles a candidate and times it if it fits. If it fails, the trial's note says why, and the search can go on."""
@@ -422,7 +387,7 @@ class Bench:
         return trial
 
     def _try(self, trial: Trial) -> None:
-        compiled, trial.predicted_bytes = self._compiler.compile(trial.candidate)
+        compiled, trial.predicted_bytes = self._compile(trial.candidate)
         if compiled is None or trial.predicted_bytes > self.limit_bytes:
             trial.note = "does not fit"
             return
@@ -437,7 +402,7 @@ class Bench:
         ran = sorted((t for t in trials if t.tokens_per_second), key=slowness)
         again = [t for i, t in enumerate(ran) if i < FINALISTS or t.candidate == start]
         if len(again) > 1:
-            programs = [self._compiler.compile(t.candidate)[0] for t in again]
+            programs = [self._compile(t.candidate)[0] for t in again]
             for compiled in programs:
                 self._step(compiled)
             for trial, speed in zip(again, self._speeds(programs), strict=True):
@@ -486,15 +451,15 @@ def row(config: Config, trial: Trial) -> dict:
     speed, per_token, h = trial.tokens_per_second, flops.of(config), config.hardware
     peak = h.peak_tflops or flops.peak_tflops(jax.devices()[0].device_kind)
     share = 1e12 * peak * jax.device_count() if peak and speed else None
-    sizes = {"predicted": trial.predicted_bytes, "measured": trial.measured_bytes}
-    gigabytes = {name: float(f"{size / 1e9:.3g}") if size else None for name, size in sizes.items()}
+    sizes = (trial.predicted_bytes, trial.measured_bytes)
+    predicted_gb, measured_gb = (float(f"{size / 1e9:.3g}") if size else None for size in sizes)
     return {
         **dataclasses.asdict(trial.candidate),
         "tokens_per_second": round(speed) if speed else None,
         "mfu_palm": round(speed * per_token.palm / share, 4) if share else None,
         "mfu_causal": round(speed * per_token.causal / share, 4) if share else None,
-        "predicted_gb": gigabytes["predicted"],
-        "measured_gb": gigabytes["measured"],
+        "predicted_gb": predicted_gb,
+        "measured_gb": measured_gb,
         "usd_per_billion_tokens": round(h.usd_per_hour / 3600 / speed * 1e9, 2) if speed and h.usd_per_hour else None,
         "note": trial.note,
     }

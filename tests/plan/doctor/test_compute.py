@@ -36,7 +36,7 @@ def mesh(c: config.Config):
 
 def test_equal_forward_passes():
     c = resolve()
-    found = machine.twice(c, mesh(c), 10**12)
+    found = machine.Machine(c, c, mesh(c)).forward()
     assert found.verdict == OK
     assert found.text == "the whole model, 2 x 16 tokens: equal to the last bit, three times"
 
@@ -62,16 +62,16 @@ def test_a_large_model_is_shrunk_on_a_cpu():
 def test_the_speed_is_measured_and_remembered():
     c = resolve()
     one = sharding.make_mesh(c.mesh, jax.devices()[:1])
-    found = machine.speed(c, one, 1e12)
+    found = machine.Machine(c, c, one, c).speed()
     assert found.verdict == OK
     assert "no earlier measurement of such a run on this device" in found.text
     known = machines.known(jax.devices()[0].device_kind, 1, machines.key(c, one.shape))
-    assert (known.tokens_per_second, known.by) == (found.figures["tokens_per_second"], "doctor")
+    assert (known["tokens_per_second"], known["by"]) == (found.figures["tokens_per_second"], "doctor")
 
 
 @pytest.mark.parametrize(("now", "verdict"), [(1000.0, OK), (900.0, OK), (800.0, WARN)])
 def test_the_speed_is_compared(now, verdict):
-    before = machines.Known(1000.0, 4, "train", 1_795_000_000.0)
+    before = {"tokens_per_second": 1000.0, "measurements": 4, "by": "train", "time": 1_795_000_000.0}
     found = machine.compared({"tokens_per_second": now, "product_flops": 7e14}, before, peak_tflops=989)
     assert found.verdict == verdict
     assert "a matrix product makes 700 of 989 TFLOP/s; before: 1k (4 times, last by train on 2026-11-" in found.text

@@ -30,7 +30,7 @@ def test_the_plan_of_quickstart():
     c = resolved("train.microbatch_size=-1", "model.remat=auto", "optim.name=adamw")
     object.__setattr__(c, "model", hardware.for_platform(c.model, "cpu"))
     mesh = sharding.make_mesh(c.mesh, jax.devices()[:1])
-    need = machine.need(c, mesh)
+    need = machine.Machine(c, c, mesh).need
     parameters = 4 * 2_820_608
     assert need.checkpoint == pytest.approx(3 * parameters, rel=0.01)  # parameters and AdamW's two moments
     assert need.step > need.state > 3 * parameters
@@ -98,8 +98,9 @@ def test_a_cpu_in_float32_says_why_it_needs_more_than_the_plan():
     why = "in float32, as a CPU computes: jaxlm plan counts"
     for asked, told in (("auto", True), ("float32", False)):
         c = resolved(f"model.dtype={asked}")
-        object.__setattr__(c, "model", hardware.for_platform(c.model, "cpu"))
-        assert (why in machine.cpu_memory(machine.need(c, mesh, asked), 1, 30 * GB).text) == told
+        runs = dataclasses.replace(c, model=hardware.for_platform(c.model, "cpu"))
+        need = machine.Machine(c, runs, mesh).need
+        assert (why in machine.cpu_memory(need, 1, 30 * GB).text) == told
 
 
 @pytest.mark.parametrize(("free", "verdict"), [(10 * GB, OK), (3.5 * GB, WARN), (2 * GB, FAIL)])

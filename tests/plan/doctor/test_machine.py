@@ -72,17 +72,20 @@ def test_one_process_has_one_clock():
 
 def test_a_sum_over_all_devices():
     mesh = sharding.make_mesh(MeshConfig(data=-1, fsdp=2, tensor=1, context=1))
-    found = machine.links(mesh)
+    (found,) = machine.Machine(None, None, mesh).links()
     assert (found.verdict, found.figures["wrong"], found.figures["devices"]) == (OK, 0, 8)
     assert found.figures["bytes_per_second"] > 0
 
 
 def test_one_device_has_no_links():
     mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=1, tensor=1, context=1), jax.devices()[:1])
-    assert machine.links(mesh).text == "one device: nothing to check"
+    (found,) = machine.Machine(None, None, mesh).links()
+    assert found.text == "one device: nothing to check"
 
 
-MESH = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
+def checkpoint(folder):
+    c = made("", f"workdir={folder}").config
+    return machine.Machine(c, c, jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])).checkpoint()
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -92,13 +95,13 @@ def test_it_is_saved_restored_and_removed(tmp_path, there):
         folder.mkdir(parents=True)
         (folder / "config.json").write_text("{}")
     before = sorted(tmp_path.rglob("*"))
-    found = machine.tiny_checkpoint(str(folder), MESH)
+    found = checkpoint(folder)
     assert (found.verdict, sorted(tmp_path.rglob("*"))) == (OK, before)
     assert f"restored and removed in {folder}" in found.text
 
 
 def test_what_the_run_would_meet_is_what_it_meets(tmp_path, monkeypatch):
     monkeypatch.setattr(verify, "read_back", lambda *args: "params/a is not what was saved")
-    found = machine.tiny_checkpoint(str(tmp_path), MESH)
+    found = checkpoint(tmp_path)
     assert (found.verdict, list(tmp_path.glob("*"))) == (FAIL, [])
     assert "is not what was saved" in found.text

@@ -55,7 +55,7 @@ def done(found: ladder.Ladder, but: int = 0) -> ladder.Ladder:
 
 def test_a_new_ladder_has_the_runs_of_the_rules_and_their_hours(tmp_path):
     found, climbed = begin(tmp_path / "new")
-    assert [one["name"] for one in found["runs"]] == [one.name for one in climbed]
+    assert [one["name"] for one in found["runs"]] == [one.entry["name"] for one in climbed]
     assert found["sizes"] == [64, 96, 128]
     assert found["budgets"][-1] == 471_040  # half an hour would hold more
     assert found["hours"]["planned"] == pytest.approx(sum(one["planned_hours"] for one in found["runs"]))

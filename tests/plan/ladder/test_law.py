@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from jaxlm.plan.ladder import law as ladder_fit
-from jaxlm.plan.ladder.law import Point
 from jaxlm.plan.rules import LAWS, Law
 
 TRUE = Law("known", 1.8, 480.0, 2000.0, 0.35, 0.37)
@@ -15,9 +14,10 @@ TARGET = (1.04e9, 11.8e9)
 LENGTH = 4.3  # bytes a token
 
 
-def points(law: Law = TRUE, noise: float = 0.0, seed: int = 0, sizes=SIZES, budgets=BUDGETS) -> list[Point]:
+def points(law: Law = TRUE, noise: float = 0.0, seed: int = 0, sizes=SIZES, budgets=BUDGETS) -> list[dict]:
     rng = np.random.default_rng(seed)
-    return [Point(n, d, law.loss(n, d) * np.exp(noise * rng.standard_normal())) for n in sizes for d in budgets]
+    losses = {(n, d): law.loss(n, d) * np.exp(noise * rng.standard_normal()) for n in sizes for d in budgets}
+    return [{"parameters": n, "tokens": d, "loss": loss} for (n, d), loss in losses.items()]
 
 
 def test_known_constants_are_found_where_the_points_tell_them():
@@ -73,7 +73,7 @@ def test_the_same_points_give_the_same_fit():
 
 def test_one_spoiled_run_widens_the_interval_and_moves_the_law_little():
     good = points(noise=0.002)
-    spoiled = [*good[:4], dataclasses.replace(good[4], loss=good[4].loss * 1.05), *good[5:]]
+    spoiled = [*good[:4], good[4] | {"loss": good[4]["loss"] * 1.05}, *good[5:]]
     before, after = (ladder_fit.fit(p, LENGTH, draws=40) for p in (good, spoiled))
     assert after.law.loss(*TARGET) == pytest.approx(before.law.loss(*TARGET), rel=0.05)
     for where, factor in (((SIZES[-1], BUDGETS[-1]), 2.0), (TARGET, 1.05)):  # far off the drift is most of it
@@ -84,7 +84,7 @@ def test_one_spoiled_run_widens_the_interval_and_moves_the_law_little():
 
 def test_missed_is_how_far_off_the_largest_size_was():
     assert abs(ladder_fit.missed(points(), LENGTH)) < 0.02
-    off = [dataclasses.replace(p, loss=p.loss * 1.1) if p.params == SIZES[-1] else p for p in points()]
+    off = [p | {"loss": p["loss"] * 1.1} if p["parameters"] == SIZES[-1] else p for p in points()]
     assert -0.13 < ladder_fit.missed(off, LENGTH) < -0.07
 
 

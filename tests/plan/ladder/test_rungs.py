@@ -55,23 +55,23 @@ def test_every_shipped_config_has_a_ladder_that_can_train(name):
     c = resolve(name, "model.vocab_size=4096")
     total = c.train.steps * c.train.batch_size * c.train.seq_len
     found = rungs.rungs(c, rungs.sizes(c.model), [total / 8, total / 4, total / 2], LADDER)
-    assert len({run.name for run in found}) == len(found) == 11
+    assert len({run.entry["name"] for run in found}) == len(found) == 11
     for run in found:
         checks.validate(run.config)
         o, whole = run.config.optim, c.optim
         assert o.warmup_steps / run.config.train.steps == pytest.approx(whole.warmup_steps / c.train.steps, abs=0.01)
         assert (o.schedule, o.schedule_steps, run.config.eval.max_mb) == (whole.schedule, 0, c.eval.max_mb)
         assert not run.config.phases.plan
-        assert run.config.workdir == str(LADDER / "runs" / run.name)
+        assert run.config.workdir == str(LADDER / "runs" / run.entry["name"])
 
 
 def test_the_order_is_the_rates_then_from_cheap_to_dear():
     c = resolve("quickstart")
     found = rungs.rungs(c, rungs.sizes(c.model), [133_120, 266_240, 532_480], LADDER)
-    assert [run.times for run in found] == [0.5, 1, 2] + 8 * [1]
-    assert [run.kind for run in found].count("grid") == 9
-    assert {run.tokens for run in found[:3]} == {133_120}
-    work = [run.to_json()["parameters"] * run.tokens for run in found if run.kind == "grid"]
+    assert [run.entry["times"] for run in found] == [0.5, 1, 2] + 8 * [1]
+    assert [run.entry["kind"] for run in found].count("grid") == 9
+    assert {run.entry["tokens"] for run in found[:3]} == {133_120}
+    work = [run.entry["parameters"] * run.entry["tokens"] for run in found if run.entry["kind"] == "grid"]
     assert work[0] == min(work)
     assert work[-1] == max(work)
 
@@ -127,7 +127,7 @@ def test_what_is_planned_fits_into_the_hours():
     speeds, held_out = {128: 3e6, 192: 2e6, 256: 1e6}, 100_000
     budgets = rungs.budgets(c, speeds, 0.5, held_out)
     runs = rungs.rungs(c, list(speeds), budgets, LADDER)
-    took = sum(rungs.seconds(run, speeds[run.config.model.d_model], held_out) for run in runs)
+    took = sum(rungs.seconds(run.entry["tokens"], speeds[run.config.model.d_model], held_out) for run in runs)
     assert took == pytest.approx(1800, rel=0.02)
     assert budgets == [budgets[-1] / 4, budgets[-1] / 2, budgets[-1]]
     assert rungs.budgets(c, speeds, 1000.0, held_out)[-1] == 80_000 * 16 * 512  # the config's own tokens are the most
@@ -215,5 +215,5 @@ def test_the_rule_that_a_run_is_compared_with_is_not_its_own_rate(ratio):
     run = rungs.rung(c, 512, 4e8, LADDER)
     small = rules.of(run.config)
     rule = rules.adamw_rate(small).value if ratio == "0" else rules.muon_rate(small).value / float(ratio)
-    assert run.to_json()["rule"] == pytest.approx(rule, rel=0.01)
+    assert run.entry["rule"] == pytest.approx(rule, rel=0.01)
     assert run.config.optim.lr / rule == pytest.approx(3e-3 / rungs.by_rule(c).lr, rel=0.01)

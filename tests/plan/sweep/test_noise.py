@@ -7,9 +7,9 @@ from scipy import stats
 from jaxlm.plan.sweep.noise import Family, Noise, left_over
 
 SWEEPS = 2000
-FOUR = Family(tuple((-1.0, *(float(arm == i) for arm in range(4))) for i in range(4)))  # four arms against the base
-KEYS = Family(((-0.5, 0.5, -0.5, 0.5), (-0.5, -0.5, 0.5, 0.5)))  # of 2 x 2: each key over the other
-PAIR = Family(((-1.0, 1.0),))
+FOUR = Family(np.column_stack([-np.ones(4), np.eye(4)]))  # four arms against the base
+KEYS = Family(np.array([[-0.5, 0.5, -0.5, 0.5], [-0.5, -0.5, 0.5, 0.5]]))  # of 2 x 2: each key over the other
+PAIR = Family(np.array([[-1.0, 1.0]]))
 BORROWED = 20
 
 

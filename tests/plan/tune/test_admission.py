@@ -47,7 +47,7 @@ def test_the_settings_that_are_told_work(whole):
 
 @pytest.mark.parametrize("vocab_size", [512, 0])  # 0: its data is read later
 def test_far_too_large_is_refused_by_arithmetic_alone(monkeypatch, vocab_size):
-    monkeypatch.setattr(lower, "compile_lowered", None)
+    monkeypatch.setattr(lower, "compile_parts", None)
     mesh = sharding.make_mesh(MeshConfig(1, 1, 1, 1), jax.devices()[:1])
 
     def check(memory_gb: float) -> None:
@@ -85,18 +85,18 @@ def test_only_what_needs_far_more_is_refused_and_the_mend_passes():
 
 def test_quick_compilation_takes_the_same_memory(whole):
     """Only so it may stand for the real one in the search."""
-    assert lower.memory_of(lower.compile_lowered(make().lower(), lower.QUICK)) == whole.need
+    assert lower.compile_parts(make(), lower.QUICK)[1] == whole.need
 
 
 def remedy(monkeypatch, cost, limit: float, *keys: str, begun: bool = False):
-    """What is told where settings cost what `cost(config, candidate)` says, and how many of them were compiled."""
+    """What is told where settings cost what `cost(config)` says, and how many of them were compiled."""
     tried = []
 
-    def compiles(self, candidate):
-        tried.append(candidate)
-        self.learn(candidate, cost(candidate.applied(self.config)))
+    def compiles(made, options):
+        tried.append(made.config)
+        return None, cost(made.config)
 
-    monkeypatch.setattr(tune.Compiler, "compile", compiles)
+    monkeypatch.setattr(lower, "compile_parts", compiles)
     made = make(*keys)
     known = (cost(made.config), 10)
     return tune.remedy(made.config, made.mesh, limit, known, begun), len(tried)
@@ -136,8 +136,7 @@ def test_an_optimizer_stays_where_a_run_has_begun(monkeypatch):
 def test_a_run_that_has_begun_may_do_better_the_next_time(monkeypatch, begun, memory_gb, error):
     """If what limits it is the memory that is free now."""
     monkeypatch.setattr(tune, "remedy", lambda *args: None)
-    monkeypatch.setattr(parts.Parts, "lower", lambda self: None)
-    monkeypatch.setattr(lower, "compile_lowered", lambda lowered: None)  # the compiler can't place it
+    monkeypatch.setattr(lower, "compile_parts", lambda made: (None, None))  # the compiler can't place it
     with pytest.raises(error, match="no setting makes it fit; take a smaller model") as told:
         admit("train.batch_size=1", f"tune.memory_gb={memory_gb}", room=1.0, begun=begun)
     assert ("say how much by --config.tune.memory_gb=GB" in str(told.value)) == (not memory_gb)

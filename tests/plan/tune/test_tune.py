@@ -8,6 +8,7 @@ from tiny_keys import words
 from jaxlm import config
 from jaxlm.config import ConfigError, MeshConfig, RunError, config_files
 from jaxlm.devices import sharding
+from jaxlm.plan import lower
 from jaxlm.plan.tune import tune
 
 START = tune.Candidate(8, "none", "xla", False, 0)
@@ -91,7 +92,7 @@ def test_auto_takes_the_least_remat_and_the_largest_microbatch_that_fit(monkeypa
     assert (chosen.model.remat, chosen.train.microbatch_size, chosen.eval.batch_size) == ("none", 2, 2)
     assert "microbatch_size=2, model.remat=none" in said[0]
     c, mesh = auto(**{"train.batch_size": 2, "model.n_layers": 1, "model.remat": "full"})
-    monkeypatch.setattr(tune.Compiler, "compile", lambda self, candidate: self.learn(candidate, 5e7))
+    monkeypatch.setattr(lower, "compile_parts", lambda made, options: (None, 5e7))
     monkeypatch.setattr(tune, "memory_limit", lambda memory_gb: 1.0)
     with pytest.raises(
         ConfigError, match=r"nothing fits into 0.00 GB a device.*needs 0.05 GB; take optim.name=adamw8bit"
@@ -103,7 +104,7 @@ def test_auto_takes_the_least_remat_and_the_largest_microbatch_that_fit(monkeypa
     ("begun", "memory_gb", "error"), [(False, 0, ConfigError), (True, 0, RunError), (True, 1e-9, ConfigError)]
 )
 def test_nothing_fits_is_bad_input_unless_more_memory_may_be_free_later(monkeypatch, begun, memory_gb, error):
-    monkeypatch.setattr(tune.Compiler, "compile", lambda self, c: self.learn(c, 2))
+    monkeypatch.setattr(lower, "compile_parts", lambda made, options: (None, 2))
     monkeypatch.setattr(tune, "memory_limit", lambda memory_gb: 1.0)
     keys = {"train.batch_size": 1, "model.n_layers": 1, "model.remat": "full", "tune.memory_gb": memory_gb}
     c, mesh = auto(**keys)
@@ -122,10 +123,10 @@ def test_what_is_set_stays_and_no_memory_is_asked_for(monkeypatch):
 def test_small_microbatches_come_last(monkeypatch):
     """With room for one row without remat, or for more with it, an accelerator wants more."""
     monkeypatch.setattr(tune, "full_speed_rows", lambda config, mesh: 512 / config.train.seq_len)
-    monkeypatch.setattr(tune.Compiler, "compile", lambda self, c: self._needs.setdefault(c, cost(c)))
+    monkeypatch.setattr(lower, "compile_parts", lambda made, options: (None, cost(made.config)))
 
-    def cost(candidate):
-        return candidate.microbatch_size * {"none": 8, "names": 4, "dots": 2, "full": 1}[candidate.remat]
+    def cost(c):
+        return c.train.microbatch_size * {"none": 8, "names": 4, "dots": 2, "full": 1}[c.model.remat]
 
     c, mesh = auto()
     for limit, expected in (
