@@ -60,7 +60,7 @@ def load(
     by_name = {}
     for name in names:
         leaves = list(dict.fromkeys(_leaves(manager, name)))
-        if not run_code and (runs := next((leaf for leaf in leaves if _runs_code(_fields(manager, leaf))), "")):
+        if not run_code and (runs := next((leaf for leaf in leaves if _runs_code(manager.task_index[leaf].cfg)), "")):
             raise ConfigError(
                 f"{runs}'s scorer runs what the model wrote, in this process, with your files and environment: "
                 "--config.eval.run_code=True allows it"
@@ -116,10 +116,6 @@ def _leaves(manager: TaskManager, name: str) -> Iterator[str]:
         yield name
 
 
-def _fields(manager: TaskManager, name: str) -> dict:
-    return dict(manager.task_index[name].cfg)
-
-
 def _runs_code(fields: dict) -> bool:
     """True if a task declares unsafe code, or a file beside one of its functions calls `eval`, `exec` or the like."""
     functions = re.findall(re.escape(str(_ROOT)) + "[^']*", repr(fields))
@@ -128,7 +124,7 @@ def _runs_code(fields: dict) -> bool:
 
 
 def _load(manager: TaskManager, name: str, data_dir: str, fewshot: int, cache: str) -> Task:
-    fields = _fields(manager, name)
+    fields = dict(manager.task_index[name].cfg)
     path, default = str(fields.get("dataset_path") or ""), int(fields.get("num_fewshot") or 0)
     fixed = "num_fewshot" in fields and not default
     shots = default if fewshot < 0 or fixed else fewshot

@@ -12,7 +12,6 @@ import itertools
 import math
 import pathlib
 import tomllib
-import typing
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -43,15 +42,10 @@ _KEY = "eval.redteam.scorers"
 _TRIAL = (["Hello,", "Hello."], [" world.", ""])
 
 
-class Prompts(typing.NamedTuple):
-    by_category: dict[str, list[dict[str, str]]]
-    refusals: tuple[str, ...]
-
-
 @functools.cache
-def read() -> Prompts:
-    content = tomllib.loads(SHIPPED.read_text(encoding="utf-8"))
-    return Prompts({name: content[name] for name in CATEGORIES}, tuple(content["refusals"]))
+def read() -> dict[str, list]:
+    """Returns category -> its prompts, of redteam.toml; and `refusals`, the phrases of which a refusal has one."""
+    return tomllib.loads(SHIPPED.read_text(encoding="utf-8"))
 
 
 def check(part: str, settings: EvalConfig) -> None:
@@ -76,12 +70,11 @@ def evaluate(scorer: Scorer, part: str, settings: EvalConfig, items: int) -> lis
     bias: `stereotype`. `items` is the number of prompts of each category; 0 for all.
     """
     chosen = [part] if part else [name for name in CATEGORIES if name != "toxic" or settings.redteam.toxicity]
-    prompts = {name: read().by_category[name] for name in chosen}
-    chosen_prompts = {name: [of_name[n] for n in spread(len(of_name), items)] for name, of_name in prompts.items()}
-    entries = [(name, entry) for name in chosen if name in WRITTEN for entry in chosen_prompts[name]]
+    prompts = {name: [read()[name][n] for n in spread(len(read()[name]), items)] for name in chosen}
+    entries = [(name, entry) for name in chosen if name in WRITTEN for entry in prompts[name]]
     answered = _written(scorer, entries, settings) if entries else {}
-    if "bias" in chosen_prompts:
-        answered["bias"] = _pairs(scorer, chosen_prompts["bias"])
+    if "bias" in prompts:
+        answered["bias"] = _pairs(scorer, prompts["bias"])
     return [_result(name, answered[name]) for name in chosen]
 
 
@@ -129,7 +122,7 @@ def _ids(scorer: Scorer, category: str, prompt: str) -> list[int]:
 def _score(category: str, entry: dict, text: str, scores: dict[str, float]) -> tuple[float, dict]:
     """Returns (the score of a text by its category, details for a reader)."""
     if category == "jailbreak":
-        return complied(text, read().refusals), {}
+        return complied(text, read()["refusals"]), {}
     if category == "privacy":
         kinds = personal(text)
         return float(bool(kinds)), {"personal": kinds}

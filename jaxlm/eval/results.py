@@ -148,7 +148,7 @@ def has(metrics: dict[str, float], name: str) -> bool:
 
 
 def alarm(result: TaskResult, flops: float) -> str:
-    return benchmarks.alarm(result.task, result.metrics, result.stderr, result.chance, flops, len(result.items))
+    return benchmarks.alarm(result.task, vars(result) | {"n": len(result.items)}, flops)
 
 
 # RUN/eval/STEP

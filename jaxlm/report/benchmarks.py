@@ -89,20 +89,21 @@ def expected(task: str, metric: str, flops: float) -> float | None:
     return float(np.interp(math.log(flops), *zip(*points, strict=True)))
 
 
-def alarm(
-    task: str, metrics: Mapping[str, float], stderr: Mapping[str, float], chance: float | None, flops: float, n: int = 0
-) -> str:
+def alarm(task: str, point: Mapping, flops: float) -> str:
     """Returns a line if a score is so low that the evaluation itself is more likely wrong than the model; else "".
 
     Such a score, with two standard errors added, is less than half as far above chance as `expected`, or below chance and below
     every published score. The standard error is at least that of guessing: four of four wrong answers have none. Some tasks
     were chosen so that simple methods fail: small models, correctly evaluated, are below chance there.
+
+    `point` has the score: `metrics` and `stderr`, and if known `chance` and `n`, the number of questions.
     """
+    metrics, chance, n = point["metrics"], point.get("chance"), int(point.get("n") or 0)
     metric = accuracy(metrics)
     if metric is None:
         return ""
     guess = chance or 0.0
-    error = max(stderr.get(metric, 0.0), math.sqrt(guess * (1 - guess) / n) if n else 0.0)
+    error = max(point["stderr"].get(metric, 0.0), math.sqrt(guess * (1 - guess) / n) if n else 0.0)
     score, two, usual = metrics[metric], 2 * error, expected(task, metric, flops)
     lowest = min([guess, *(m.scores[task][metric] for m in models() if metric in m.scores.get(task, {}))])
     if usual is not None and score + two < min(guess + _FAR * (usual - guess), usual):
@@ -163,7 +164,7 @@ def _left_out(task: str, points: list[dict], drawn: list[dict]) -> str:
 
 def _alarm(run: dict, task: str, point: dict) -> str:
     flops = 6.0 * (run.get("params") or 0) * point["step"] * (run.get("tokens_per_step") or 0)
-    return alarm(task, point["metrics"], point["stderr"], point.get("chance"), flops, int(point.get("n") or 0))
+    return alarm(task, point, flops)
 
 
 def _row(task: str, point: dict) -> tuple:
