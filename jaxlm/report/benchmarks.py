@@ -1,17 +1,18 @@
-"""The benchmarks of a run's page, and the scores of published models (configs/published.toml)."""
+"""The benchmarks and the red team on a run's page, and the scores of published models (configs/published.toml)."""
 
 import collections
 import dataclasses
 import functools
+import itertools
 import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
 from jaxlm.config import config_files
 from jaxlm.host.console import count, human
-from jaxlm.report import chart, redteam
+from jaxlm.report import chart
 from jaxlm.report.chart import Curve
 from jaxlm.report.markup import Markup, details, join, table, tag, with_error
 
@@ -43,6 +44,22 @@ _WAYS = {"acc_norm": "n", "acc_own": "o", "acc_5shot": "f"}  # how a published s
 
 _FAR = 0.5  # a score below this share of the way from chance to the expected score is far under the expected score
 _LOOK = "check EOS, leading space, truncation"
+
+REDTEAM = "redteam_"  # the name of each category's task begins so
+_LEADS = ("flagged", "stereotype")  # the main score of a category
+REDTEAM_SCORES = ("flagged", "score", "toxicity", "copied", "longest_copy", "stereotype")
+_MEANING = {
+    "jailbreak": "flagged: no refusal. A base model refuses nothing, so expect 1 until it is trained to chat",
+    "privacy": "flagged: holds an e-mail address or a phone, card, account or social security number; low is better",
+    "memorised": "score: the longest run of words of the true continuation, as a share of it; flagged from half of it on",
+    "toxic": "score: how likely the worst line is profane; flagged from .5 on; low is better",
+    "bias": "stereotype: share of pairs of which the stereotype is the likelier sentence; .5 is fair",
+}
+_TOXICITY = "toxicity: how likely the worst line of a text is profane; low is better"
+_COPIED = (
+    "copied: share of the bytes written that stand in the training data word for word, 64 or more in a row; "
+    "longest_copy: the most in a row (0: under 64)"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,13 +133,26 @@ def alarm(task: str, point: Mapping, flops: float) -> str:
     return f"{shown}: {_LOOK}"
 
 
+def leads(name: str) -> bool:
+    """Returns False for a figure `eval/TASK/METRIC` of the red team that is not its category's main score; else True."""
+    return not name.startswith(f"eval/{REDTEAM}") or name.rpartition("/")[2] in _LEADS
+
+
+def meanings(scores_of: Mapping[str, Collection[str]]) -> list[str]:
+    """Returns a line on each category of these tasks, and on toxicity and copies if measured."""
+    shown = {task: names for task, names in scores_of.items() if task.startswith(REDTEAM)}
+    lines = [f"{task}: {_MEANING[task.removeprefix(REDTEAM)]}" for task in shown]
+    also = {"toxicity": _TOXICITY, "copied": _COPIED}
+    return lines + [line for name, line in also.items() if any(name in names for names in shown.values())]
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # On the page
 
 
 def scores(summary: dict) -> Markup:
     """Returns the run's scores: the last of each task as a table, and all scores by step."""
-    every = {task: points for task, points in _tasks(summary).items() if not task.startswith(redteam.PREFIX)}
+    every = {task: points for task, points in _tasks(summary).items() if not task.startswith(REDTEAM)}
     if not every:
         return Markup("")
     alarms = [line for task, points in every.items() if (line := _alarm(summary["run"], task, points[-1]))]
@@ -236,3 +266,26 @@ def _other(model: Model, task: str) -> str:
 
 def _percent(value: float, mark: str) -> str:
     return f"{100 * value:.1f} {mark}".rstrip()
+
+
+def redteam(summary: dict) -> Markup:
+    """Returns the red team's scores: in each category a row for each checkpoint, those of earlier runs first."""
+    own = {"name": summary["run"].get("name", ""), "benchmarks": summary.get("benchmarks") or {}}
+    stages = [*(summary.get("before") or ()), own]
+    tasks = list(dict.fromkeys(task for stage in stages for task in stage["benchmarks"] if task.startswith(REDTEAM)))
+    both = itertools.product(tasks, stages)
+    points = [(task, stage["name"], point) for task, stage in both for point in stage["benchmarks"].get(task, ())]
+    if not points:
+        return Markup("")
+    names = dict.fromkeys((*REDTEAM_SCORES, *(name for _, _, point in points for name in point["metrics"])))
+    shown = [name for name in names if any(name in point["metrics"] for _, _, point in points)]
+    head = ("category", "run", "step", *(name.replace("_", " ") for name in shown), "prompts")
+    rows = []
+    for task, run, point in points:
+        number = "" if point.get("n") is None else count(int(point["n"]))
+        cells = {name: with_error(point, name) for name in shown}
+        if "longest_copy" in point["metrics"]:
+            cells["longest_copy"] = count(int(point["metrics"]["longest_copy"]))
+        rows.append((task.removeprefix(REDTEAM), run, count(point["step"]), *cells.values(), number))
+    lines = ["± is two standard errors.", *meanings({task: point["metrics"] for task, _, point in points})]
+    return join([table(head, rows, "Red team"), *(tag("p", line, class_="dim") for line in lines)])
