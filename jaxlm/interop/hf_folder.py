@@ -195,7 +195,6 @@ def _unreadable(path: pathlib.Path, error: Exception) -> RunError:
 
 
 DTYPES = {"bf16": np.dtype(ml_dtypes.bfloat16), "f16": np.dtype(np.float16), "f32": np.dtype(np.float32)}
-_SHARD_BYTES = 5_000_000_000  # the size of transformers' shards
 _ALIGN = 8  # the first tensor of a file begins at a multiple of this many bytes
 
 
@@ -214,19 +213,15 @@ class HfFolder:
     Args:
       dtype: "bf16", "f16" or "f32".
       scores: True for a reward model, which `AutoModelForSequenceClassification` loads.
-      shard_bytes: the most bytes of weights in a file; a larger tensor gets a file of its own.
     """
 
-    def __init__(
-        self,
-        folder: pathlib.Path,
-        config: ModelConfig,
-        dtype: str,
-        scores: bool = False,
-        shard_bytes: int = _SHARD_BYTES,
-    ):
+    shard_bytes = (
+        5_000_000_000  # of weights in a file at most, as transformers has it; a larger tensor has its own file
+    )
+
+    def __init__(self, folder: pathlib.Path, config: ModelConfig, dtype: str, scores: bool = False):
         self._folder, self._config, self._dtype = folder, config, dtype
-        self._scores, self._shard_bytes, self._tensors = scores, shard_bytes, list(tensors(config, scores))
+        self._scores, self._tensors = scores, list(tensors(config, scores))
         self.count, self.bytes = len(self._tensors), sum(map(self._nbytes, self._tensors))
 
     def write(self, read: Callable[[str], np.ndarray], tokenizer: Coder, tell: Tell) -> None:
@@ -269,7 +264,7 @@ class HfFolder:
     def _files(self) -> dict[pathlib.Path, list[Tensor]]:
         groups, full = [[]], 0
         for tensor in self._tensors:
-            if groups[-1] and full + self._nbytes(tensor) > self._shard_bytes:
+            if groups[-1] and full + self._nbytes(tensor) > self.shard_bytes:
                 groups, full = [*groups, []], 0
             groups[-1].append(tensor)
             full += self._nbytes(tensor)

@@ -66,7 +66,7 @@ class Answer:
     """One answer as its updates arrive. All deltas together have the same text and log-probabilities, however it is split."""
 
     def __init__(self, tokenizer: Coder, names: Names, request: Request, prompt: Prompt):
-        self._tokenizer, self._names, self._prompt, self._echo = tokenizer, names, prompt, request.echo
+        self._tokenizer, self._names, self._prompt, self._echo = tokenizer, names, prompt, request.asks[0].echo
         spelled = [piece for piece in tokenizer.controls if request.form and any(piece in s for s in request.form)]
         self._text = Text(tokenizer, request.stops, spelled)
         self._calls = Calls(request.form) if request.form else None
@@ -162,7 +162,7 @@ class Writer:
 
     def _choice(self, index: int, delta: Delta, key: str) -> dict[str, typing.Any]:
         logprobs = None
-        if self._request.logprobs is not None:
+        if self._request.asks[0].logprobs is not None:
             logprobs = self._of_chat(delta.placed) if self._request.chat else self._of_completion(delta.placed)
         content: dict[str, typing.Any] = {"text": delta.text}
         if self._request.chat and key == "message":

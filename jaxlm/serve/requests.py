@@ -44,10 +44,8 @@ class Request:
 
     Attributes:
       chat: True if it came to /v1/chat/completions.
-      asks: the requests for the batcher, `n` for each prompt.
+      asks: the requests for the batcher, `n` for each prompt; all have the same `logprobs` and `echo`.
       include_usage: True if a stream ends with the numbers of tokens.
-      logprobs: how many of the likeliest tokens are given with each token; None for no log-probabilities.
-      echo: True if an answer begins with its prompt.
       form: how calls of tools are written in the answers; None if they have none.
       embeds: "float" or "base64" if vectors are asked for, not answers.
     """
@@ -59,8 +57,6 @@ class Request:
     stops: tuple[str, ...]
     stream: bool
     include_usage: bool
-    logprobs: int | None
-    echo: bool
     form: Form | None = None
     embeds: str = ""
 
@@ -136,7 +132,7 @@ class Reader:
         for prompt in prompts:
             self._room(prompt, 1)
         asks = tuple(Ask((*prompt.ids, prompt.ids[-1]), 0, pools=True, adapter=self.adapter) for prompt in prompts)
-        return Request(False, prompts, asks, 1, (), False, False, None, False, embeds=embeds)
+        return Request(False, prompts, asks, 1, (), False, False, embeds=embeds)
 
     def tokenize(self, body: Mapping[str, typing.Any]) -> tuple[int, ...]:
         """Returns the ids of a body of /tokenize: of `prompt`, or of `messages` as the model reads them. Raises Refused.
@@ -255,7 +251,7 @@ class Reader:
                 own = settings | {"seed": (settings["seed"] + number) % 2**31, "guide": guide()}
                 asks.append(Ask(prompt.ids, new, **own, stop_ids=stop_ids, logprobs=logprobs, echo=echo))
         chat = tools is not None
-        return Request(chat, tuple(prompts), tuple(asks), n, stops, stream, include_usage, logprobs, echo, form)
+        return Request(chat, tuple(prompts), tuple(asks), n, stops, stream, include_usage, form)
 
     def _settings(self, fields: Fields) -> dict[str, typing.Any]:
         seed = fields.take("seed", int)
