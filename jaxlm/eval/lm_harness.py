@@ -229,12 +229,9 @@ def evaluate(scorer: Scorer, name: str, tasks: dict[str, Task], items: int, sett
 
 
 def _scores(by_metric: dict, task: Task) -> dict[str, float]:
-    scores = {}
-    for key, score in by_metric.items():
-        metric, _, way = key.partition(",")
-        if way and not isinstance(score, str | None):
-            scores[_named(task, metric, way)] = float(score)
-    return scores
+    parts = ((*key.partition(",")[::2], score) for key, score in by_metric.items())
+    scored = ((metric, way, score) for metric, way, score in parts if way and not isinstance(score, str | None))
+    return {_named(task, metric, way): float(score) for metric, way, score in scored}
 
 
 def _named(task: Task, metric: str, way: str) -> str:

@@ -3,6 +3,7 @@
 import base64
 import codecs
 import dataclasses
+import itertools
 import secrets
 import time
 import typing
@@ -114,10 +115,8 @@ class Answer:
     def _sure(self) -> list[Placed]:
         """Returns the tokens whose first character was returned; at the end all others too, unless a stop string ended it."""
         every = self.ended is not None and self._text.stopped is None
-        number = next(
-            (n for n, one in enumerate(self._waiting) if one.at >= self._shown and not every), len(self._waiting)
-        )
-        sure, self._waiting = self._waiting[:number], self._waiting[number:]
+        sure = [*itertools.takewhile(lambda one: every or one.at < self._shown, self._waiting)]
+        del self._waiting[: len(sure)]
         return sure
 
 
