@@ -55,8 +55,7 @@ def write(path: pathlib.Path, summary: dict) -> None:
         ("Spikes and rollbacks", _spikes),
         ("Starts", _starts),
     ]
-    rendered = [(title, render(summary)) for title, render in parts]
-    sections = [markup.section(title, content) for title, content in rendered if content]
+    sections = ((title, render(summary)) for title, render in parts)
     lead = join([_now(summary), _tiles(summary), *_curves(summary)[:1], _about(path, summary["run"])])
     markup.write(path, f"Run {summary['run']['name']}", lead, sections)
 
