@@ -196,14 +196,12 @@ def cost(before: Figures, after: Figures) -> str:
 def _texts(restored: Restored, config: Config) -> dict[str, ValidationBatch]:
     """Returns the beginning of each source's held-out text."""
     data, length = restored.data, config.train.seq_len
-    held = [source for source, tokens in data.token_counts("val").items() if tokens > 1] if data else []
+    held = {source: tokens for source, tokens in data.token_counts("val").items() if tokens > 1} if data else {}
     rows = sharding.padded_rows(restored.mesh, max(1, _TOKENS // (length * max(1, len(held)))))
     sizes = {"seq_len": length, "batch_size": rows}
     return {
-        source: next(
-            validation_rows(data, source, **sizes, targets=min(rows * length, data.token_counts("val")[source] - 1))
-        )
-        for source in held
+        source: next(validation_rows(data, source, **sizes, targets=min(rows * length, tokens - 1)))
+        for source, tokens in held.items()
     }
 
 

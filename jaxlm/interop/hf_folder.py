@@ -215,9 +215,7 @@ class HfFolder:
       scores: True for a reward model, which `AutoModelForSequenceClassification` loads.
     """
 
-    shard_bytes = (
-        5_000_000_000  # of weights in a file at most, as transformers has it; a larger tensor has its own file
-    )
+    shard_bytes = 5_000_000_000  # of weights in a file, as in transformers; a larger tensor has a file of its own
 
     def __init__(self, folder: pathlib.Path, config: ModelConfig, dtype: str, scores: bool = False):
         self._folder, self._config, self._dtype = folder, config, dtype
