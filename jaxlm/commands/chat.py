@@ -11,7 +11,7 @@ from jaxlm.config import Config, ConfigError, config_files
 from jaxlm.data.chats import chat
 from jaxlm.data.tokenizer.coder import ours
 from jaxlm.devices.processes import say
-from jaxlm.eval import model, weights
+from jaxlm.eval import model
 from jaxlm.interop import inherit, peft
 from jaxlm.serve.batcher import running
 from jaxlm.serve.talk import Conversation, Talk, Terminal, Voice
@@ -58,7 +58,7 @@ def _names(runs: list[tuple[str, str]]) -> list[str]:
 
 
 def _restored(config: Config, checkpoint: str, plain: bool, adapters: list[str]) -> model.Restored:
-    run = weights.restore(config, checkpoint, peft.READERS, adapters)
+    run = model.with_weights(config, model.restore(config, checkpoint, peft.READERS, adapters))
     for line in filter(None, (run.name, origin.better(config, checkpoint))):
         say(line)
     of_text = config.program == "pretrain" and run.data and ours(run.tokenizer)

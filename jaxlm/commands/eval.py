@@ -15,7 +15,7 @@ from jaxlm.data.batches.open import open_mixture
 from jaxlm.data.chats import chat
 from jaxlm.data.shards import vocabulary
 from jaxlm.devices.processes import from_first, say, together
-from jaxlm.eval import core, harness, held_out, likelihood, model, redteam, results, text, weights
+from jaxlm.eval import core, harness, held_out, likelihood, model, redteam, results, text
 from jaxlm.eval.model import Restored
 from jaxlm.eval.results import TaskResult
 from jaxlm.host import console
@@ -42,7 +42,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError(f"--tasks={args.tasks}: names with a comma between, such as arc_easy,piqa")
     ask = together(lambda: harness.Benchmarks(names, config.eval))
     documents = together(lambda: text.read(args.text, config.data.text_key)) if args.text else ()
-    run = weights.restore(config, args.checkpoint, peft.READERS)
+    run = model.with_weights(config, model.restore(config, args.checkpoint, peft.READERS))
     say(run.name)
     if ask.chats:
         together(lambda: chat.template(run.tokenizer))

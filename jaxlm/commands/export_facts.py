@@ -112,8 +112,7 @@ def _measured(config: Config, run: model.Restored, path: str, coarse: Sequence[g
     text = replay.open_text(path, run.tokenizer, text_key=config.data.text_key, val_fraction=config.data.val_fraction)
     most_mb = _MOST_FLOPS / leaves.parameters(config.model) / len(text.mixture) * 2e-6  # 4 bytes a token
     limits = dataclasses.replace(config.eval, older_batches=(), max_mb=min(config.eval.max_mb or most_mb, most_mb))
-    sizes = {"seq_len": config.train.seq_len, "tile": config.loss.tile_tokens}
-    if not (evaluate := held_out.of_base(run.model, text, run.mesh, limits, **sizes)):
+    if not (evaluate := held_out.of_base(run.model, text, run.mesh, dataclasses.replace(config, eval=limits))):
         return {}
     abstract = models.abstract_params(run.model)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, run.variables["params"])

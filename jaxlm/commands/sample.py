@@ -6,7 +6,7 @@ import jax
 
 from jaxlm.config import Config, ConfigError
 from jaxlm.devices.processes import say
-from jaxlm.eval import model, samples, weights
+from jaxlm.eval import model, samples
 from jaxlm.host.console import print_table, working
 from jaxlm.interop import peft
 
@@ -20,7 +20,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if not prompts:
         raise ConfigError('nothing to continue: jaxlm sample RUN "TEXT" ["ANOTHER" ...]')
     prompts = [prompt for prompt in prompts for _ in range(args.draws)]
-    run = weights.restore(config, args.checkpoint, peft.READERS)
+    run = model.with_weights(config, model.restore(config, args.checkpoint, peft.READERS))
     say(run.name)
     context, new = run.model.config.max_seq_len, config.sample.max_new_tokens
     room = context - max(len(samples.prompt_ids(run.tokenizer, prompt, config.sample)) for prompt in prompts)

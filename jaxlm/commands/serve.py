@@ -11,7 +11,7 @@ import socket
 from jaxlm.config import Config, ConfigError, pip_install
 from jaxlm.data.chats import chat
 from jaxlm.devices.processes import say
-from jaxlm.eval import model, weights
+from jaxlm.eval import model
 from jaxlm.interop import peft
 from jaxlm.serve import address
 
@@ -29,7 +29,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     with address.listen(args.host, args.port) as listening:
         if not key and not guard.is_loopback(args.host):
             say(f"anyone who reaches {args.host} can use this server: --api-key=KEY asks for a key")
-        restored = weights.chosen(config, read())
+        restored = model.with_weights(config, read())
         del read  # it holds what was read of the adapters
         sizes = {"rows": args.rows, "queue": args.queue}
         with running(restored.model, restored.variables, restored.mesh, **sizes) as batcher:

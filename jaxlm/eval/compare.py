@@ -227,11 +227,10 @@ def words(comparisons: Sequence[Comparison], a: str, b: str) -> list[str]:
         lines.append(f"fewer than {_FEW} items can't tell two models apart: ask more")
     for c in comparisons:
         if (c.a_only or c.b_only) and c.task not in [other.task for other in comparisons[: comparisons.index(c)]]:
-            name, more = title(c.task), ""
-            if c.a_only and c.b_only:
-                more = "; run jaxlm eval on both with the same --limit to compare more"
+            both = c.a_only and c.b_only
+            more = "; run jaxlm eval on both with the same --limit to compare more" if both else ""
             sides = [f"{n:,} that only {who} has" for n, who in ((c.a_only, a), (c.b_only, b)) if n]
-            lines.append(f"{name}: items left out: {' and '.join(sides)}{more}")
+            lines.append(f"{title(c.task)}: items left out: {' and '.join(sides)}{more}")
     if len(comparisons) > 1:
         number, bits = map(len, _families(comparisons))
         each = f", scores and bits per byte apart: {number} and {bits}" if number and bits else f": {len(comparisons)}"

@@ -53,15 +53,7 @@ def summed_nll(model: Transformer, tile: int, axis: int | None = None) -> Callab
 
 
 def make(
-    model: Transformer,
-    data: DataDir,
-    mixture: Mapping[str, float],
-    mesh: Mesh,
-    config: EvalConfig,
-    *,
-    seq_len: int,
-    tile: int,
-    halves: bool = False,
+    model: Transformer, data: DataDir, mixture: Mapping[str, float], mesh: Mesh, config: Config, halves: bool = False
 ) -> Evaluator:
     """Returns a function `variables -> metrics`: `val/<source>/loss` (nats a token), `val/<source>/bits_per_byte`, `val/loss`.
 
@@ -69,11 +61,11 @@ def make(
     training loss. Every call uses the same text: the first `eval.max_mb` of each source's held-out text. A batch has
     `eval.batch_size` rows, rounded up to the mesh. `halves` adds `val/even` and `val/odd`, the losses of every other row.
     """
-    axis, kinds = sum_axis(config), {"loss": slice(None)}
+    axis, kinds, seq_len = sum_axis(config.eval), {"loss": slice(None)}, config.train.seq_len
     kinds |= {"even": slice(0, None, 2), "odd": slice(1, None, 2)} if halves else {}
-    nll_of = jax.jit(summed_nll(model, tile, axis), out_shardings=sharding.replicated(mesh))
-    size = sharding.padded_rows(mesh, config.batch_size)
-    targets = {source: count_targets(data, source, config, seq_len) for source in mixture}
+    nll_of = jax.jit(summed_nll(model, config.loss.tile_tokens, axis), out_shardings=sharding.replicated(mesh))
+    size = sharding.padded_rows(mesh, config.eval.batch_size)
+    targets = {source: count_targets(data, source, config.eval, seq_len) for source in mixture}
     total = sum(-(-count // (size * seq_len)) for count in targets.values())
 
     def evaluate_source(variables: Variables, source: str, done: Callable[[], None]) -> dict[str, float]:
@@ -114,8 +106,7 @@ def of_text(
     """Returns the function that `make` returns, for a run's held-out text; None if no text is held out."""
     if not any(data.stream(source, "val").tokens > 1 for source in mixture):
         return None
-    sizes = {"seq_len": config.train.seq_len, "tile": config.loss.tile_tokens}
-    return make(model, data, mixture, mesh, config.eval, **sizes, halves=halves)
+    return make(model, data, mixture, mesh, config, halves)
 
 
 def joined(evaluators: Sequence[Evaluator | None]) -> Evaluator | None:
@@ -126,7 +117,7 @@ def joined(evaluators: Sequence[Evaluator | None]) -> Evaluator | None:
     return lambda variables: {name: x for evaluate in there for name, x in evaluate(variables).items()}
 
 
-def of_answers(model: Transformer, data: Packed, mesh: Mesh, config: EvalConfig, tile: int) -> Evaluator | None:
+def of_answers(model: Transformer, data: Packed, mesh: Mesh, config: Config) -> Evaluator | None:
     """Returns a function `variables -> metrics`: `val/loss` and `val/text_loss`, nats a token; None if nothing is held out.
 
     `val/loss` falls as soon as a model learns where answers end. `val/text_loss` leaves out the tokens that end answers, so it
@@ -135,8 +126,8 @@ def of_answers(model: Transformer, data: Packed, mesh: Mesh, config: EvalConfig,
     """
     if not len(data.val):
         return None
-    nll, axis = token_nll(model, tile), sum_axis(config)
-    size, examples = sharding.padded_rows(mesh, config.batch_size), data.count_held_out(config)
+    nll, axis = token_nll(model, config.loss.tile_tokens), sum_axis(config.eval)
+    size, examples = sharding.padded_rows(mesh, config.eval.batch_size), data.count_held_out(config.eval)
 
     def weighted(variables: Variables, batch: Batch) -> jax.Array:
         nll_BxT = nll(variables, batch)
@@ -158,16 +149,14 @@ def of_answers(model: Transformer, data: Packed, mesh: Mesh, config: EvalConfig,
     return evaluate
 
 
-def of_base(
-    model: Transformer, text: Text | None, mesh: Mesh, config: EvalConfig, *, seq_len: int, tile: int
-) -> Evaluator | None:
+def of_base(model: Transformer, text: Text | None, mesh: Mesh, config: Config) -> Evaluator | None:
     """Returns a function `variables -> metrics`: BASE, the mean of the sources' bits per byte, weighted as in the mixture.
 
     Returns None if the base's text is missing, or no part of the text is held out.
     """
     if not text or not any(text.token_counts("val").values()):
         return None
-    evaluate = make(model, text, text.mixture, mesh, config, seq_len=seq_len, tile=tile)
+    evaluate = make(model, text, text.mixture, mesh, config)
 
     def bits(variables: Variables) -> dict[str, float]:
         metrics = evaluate(variables)
@@ -178,7 +167,7 @@ def of_base(
     return bits
 
 
-def of_pairs(objective: Objective, data: Packed, mesh: Mesh, config: EvalConfig, dtype: str) -> Evaluator | None:
+def of_pairs(objective: Objective, data: Packed, mesh: Mesh, config: Config) -> Evaluator | None:
     """Returns a function `variables -> metrics` for the objective of `dpo` or `reward`; None if no pair is held out.
 
     The metrics are the objective's means over pairs: `val/loss`, `val/accuracy`, `val/predicted` and `val/margin`. Every call
@@ -188,10 +177,10 @@ def of_pairs(objective: Objective, data: Packed, mesh: Mesh, config: EvalConfig,
         return None
 
     def sums(variables: Variables, batch: Batch) -> jax.Array:
-        of_batch = objective.sums(cast(variables, jnp.dtype(dtype)), objective.prepare(batch), None)
+        of_batch = objective.sums(cast(variables, jnp.dtype(config.model.dtype)), objective.prepare(batch), None)
         return jnp.stack([of_batch.weight, of_batch.loss, *(of_batch.metrics[name] for name in _FIGURES)])
 
-    size, examples = sharding.padded_rows(mesh, config.batch_size), data.count_held_out(config)
+    size, examples = sharding.padded_rows(mesh, config.eval.batch_size), data.count_held_out(config.eval)
     sums_of = jax.jit(sums, out_shardings=sharding.replicated(mesh))
 
     def evaluate(variables: Variables) -> dict[str, float]:

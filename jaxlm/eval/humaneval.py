@@ -76,8 +76,7 @@ def grade(problems: Sequence[dict], texts: Sequence[str], settings: EvalConfig) 
     for problem, text, outcome in zip(problems, texts, run_all(programs, settings), strict=True):
         detail = {"question": problem["prompt"], "answer": text, "why": outcome.why}
         items.append(Item(problem["task_id"], {"pass_at_1": float(outcome.passed)}, detail))
-    metrics, stderr = means(items)
-    return TaskResult("humaneval", metrics, stderr, None, 0, items)
+    return TaskResult("humaneval", *means(items), None, 0, items)
 
 
 def read(data_dir: str) -> list[dict]:

@@ -12,6 +12,7 @@ Legend: B rows, T tokens of a row, M scored tokens of a row, D model.
 import collections
 import dataclasses
 import functools
+import itertools
 import typing
 from collections.abc import Callable, Iterator, Sequence
 
@@ -26,6 +27,7 @@ from jaxlm.data.shards.shards import DataDir
 from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.devices import processes, sharding
 from jaxlm.eval.model import Restored
+from jaxlm.host.console import told
 from jaxlm.models.decode.engine import Engine, power_of_two
 from jaxlm.models.transformer import Transformer
 from jaxlm.ops import attention, spmd, xent
@@ -86,29 +88,18 @@ def pack(requests: Sequence[Request], length: int) -> list[Row]:
     inputs = [(*context, *scored[:-1]) for context, scored in requests]
     order = sorted(range(len(requests)), key=inputs.__getitem__)
     rows, row, before = [], Row(), ()
-    for place, number in enumerate(order):
-        ids = inputs[number]
-        shared = _shared(before, ids) if row.tokens else 0
-        room = length - len(row.tokens)
-        first_of_context = not place or requests[order[place - 1]][0] != requests[number][0]
-        need = _size(requests, inputs, order, place, length) if first_of_context else len(ids)
-        if len(ids) - shared > room or (first_of_context and room < need - shared and need <= length):
-            rows.append(row.close())
-            row, shared = Row(), 0
-        row.add(number, ids, shared, list(requests[number][1]))
-        before = ids
+    for _, numbers in itertools.groupby(order, key=lambda number: requests[number][0]):
+        texts = [(number, inputs[number]) for number in numbers]
+        need = len(texts[0][1]) + sum(len(b) - _shared(a, b) for (_, a), (_, b) in itertools.pairwise(texts))
+        for number, ids in texts:
+            shared = _shared(before, ids) if row.tokens else 0
+            together = number == texts[0][0] and need <= length
+            if len(row.tokens) + (need if together else len(ids)) - shared > length:
+                rows.append(row.close())
+                row, shared = Row(), 0
+            row.add(number, ids, shared, list(requests[number][1]))
+            before = ids
     return [*rows, row.close()] if row.spans else rows
-
-
-def _size(requests: Sequence[Request], inputs: list[tuple], order: list[int], place: int, length: int) -> int:
-    """Returns the tokens that the requests from `place` on with the same context need; stops counting above `length`."""
-    context, before, size = requests[order[place]][0], (), 0
-    for number in order[place:]:
-        if requests[number][0] != context or size > length:
-            break
-        size += len(inputs[number]) - _shared(before, inputs[number])
-        before = inputs[number]
-    return size
 
 
 def _shared(a: Sequence[int], b: Sequence[int]) -> int:
@@ -205,17 +196,14 @@ class Scorer:
         for part in parts:
             by_length[max(_SHORT, power_of_two(len(part[1][0]) + len(part[1][1]) - 1))].append(part)
         with processes.working(what, len(parts), "texts") as tell:
-            done = 0
-            for longest, group in sorted(by_length.items()):
-                for number, values, hits in self._scored(group, longest):
-                    if not np.isfinite(values).all():
-                        raise NotFinite(
-                            f"{what}: log p of a text is not finite: the model's weights are damaged, or its training diverged"
-                        )
-                    logp[number] += np.sum(values, dtype=np.float64)
-                    greedy[number] &= bool(np.all(hits))
-                    done += 1
-                    tell(done)
+            scored = (part for longest, group in sorted(by_length.items()) for part in self._scored(group, longest))
+            for number, values, hits in told(scored, tell):
+                if not np.isfinite(values).all():
+                    raise NotFinite(
+                        f"{what}: log p of a text is not finite: the model's weights are damaged, or its training diverged"
+                    )
+                logp[number] += np.sum(values, dtype=np.float64)
+                greedy[number] &= bool(np.all(hits))
         return [Score(float(logp[n]), bool(greedy[n]), len(scored)) for n, (_, scored) in enumerate(requests)]
 
     def say_once(self, line: str) -> None:

@@ -60,7 +60,7 @@ def load(
     by_name = {}
     for name in names:
         leaves = list(dict.fromkeys(_leaves(manager, name)))
-        if not run_code and (runs := next((leaf for leaf in leaves if _runs_code(_fields(manager, leaf))), "")):
+        if not run_code and (runs := next((leaf for leaf in leaves if _runs_code(manager.task_index[leaf].cfg)), "")):
             raise ConfigError(
                 f"{runs}'s scorer runs what the model wrote, in this process, with your files and environment: "
                 "--config.eval.run_code=True allows it"
@@ -116,10 +116,6 @@ def _leaves(manager: TaskManager, name: str) -> Iterator[str]:
         yield name
 
 
-def _fields(manager: TaskManager, name: str) -> dict:
-    return dict(manager.task_index[name].cfg)
-
-
 def _runs_code(fields: dict) -> bool:
     """True if a task declares unsafe code, or a file beside one of its functions calls `eval`, `exec` or the like."""
     functions = re.findall(re.escape(str(_ROOT)) + "[^']*", repr(fields))
@@ -128,7 +124,7 @@ def _runs_code(fields: dict) -> bool:
 
 
 def _load(manager: TaskManager, name: str, data_dir: str, fewshot: int, cache: str) -> Task:
-    fields = _fields(manager, name)
+    fields = dict(manager.task_index[name].cfg)
     path, default = str(fields.get("dataset_path") or ""), int(fields.get("num_fewshot") or 0)
     fixed = "num_fewshot" in fields and not default
     shots = default if fewshot < 0 or fixed else fewshot
@@ -233,12 +229,9 @@ def evaluate(scorer: Scorer, name: str, tasks: dict[str, Task], items: int, sett
 
 
 def _scores(by_metric: dict, task: Task) -> dict[str, float]:
-    scores = {}
-    for key, score in by_metric.items():
-        metric, _, way = key.partition(",")
-        if way and not isinstance(score, str | None):
-            scores[_named(task, metric, way)] = float(score)
-    return scores
+    parts = ((*key.partition(",")[::2], score) for key, score in by_metric.items())
+    scored = ((metric, way, score) for metric, way, score in parts if way and not isinstance(score, str | None))
+    return {_named(task, metric, way): float(score) for metric, way, score in scored}
 
 
 def _named(task: Task, metric: str, way: str) -> str:

@@ -1,28 +1,38 @@
-"""Restores a run's model on this machine's devices, to sample from it or to score texts."""
+"""Restores a run's model on this machine's devices, to sample from it or to score texts; says what int8 weights cost."""
 
 import dataclasses
 import functools
+import math
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from jaxlm import models
 from jaxlm.config import Config, ConfigError, MeshConfig, RunError, config_files
+from jaxlm.data.batches.document_rows import ValidationBatch, validation_rows
 from jaxlm.data.shards import shards
 from jaxlm.data.tokenizer import coder
 from jaxlm.devices import processes, sharding
-from jaxlm.models import adapters
+from jaxlm.eval import held_out
+from jaxlm.models import adapters, quantized
 from jaxlm.models.transformer import Transformer
 from jaxlm.plan import settle
 from jaxlm.run import ledger
 from jaxlm.run.checkpoints import digest
 from jaxlm.run.workdir import check_same_model
-from jaxlm.step.objectives.base import Variables
+from jaxlm.step.objectives import base
+from jaxlm.step.objectives.base import Batch, Variables
+from jaxlm.step.step import cast
 from jaxlm.train import origin
 
 MOST_BESIDE = 8  # adapters of one model
+_TOKENS = 4096  # of held-out text, about: the sources share them
+
+Figures = dict[str, tuple[float, np.ndarray]]  # source -> (bits per byte, the likeliest token at each place)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,9 +111,9 @@ def laid_out(config: Config) -> tuple[Mesh, Transformer, dict, dict]:
 def _restored(
     config: Config, source: origin.Origin, words: Sequence[str], beside: dict[str, origin.Origin]
 ) -> Restored:
-    workdir, base = config.workdir, source.digest() if words else ""  # reads all weights
+    workdir, digest_of_base = config.workdir, source.digest() if words else ""  # reads all weights
     for word, other in zip(words, beside.values(), strict=True):
-        if other.digest() != base:
+        if other.digest() != digest_of_base:
             raise ConfigError(
                 f"{word} is an adapter of another base than {workdir}, or of another step of it (--checkpoint=STEP): serve it "
                 "beside its own, or by itself"
@@ -130,11 +140,11 @@ def _restored(
     return Restored(mesh, model, variables, source.tokenizer(), data, int(step or 0), name, tokenizers)
 
 
-def _beside(base: origin.Origin, words: Sequence[str], readers: Sequence[origin.Reader]) -> dict[str, origin.Origin]:
+def _beside(source: origin.Origin, words: Sequence[str], readers: Sequence[origin.Reader]) -> dict[str, origin.Origin]:
     """Opens the adapters in `words`; see `restore`."""
     if len(words) > MOST_BESIDE:
         raise ConfigError(f"{len(words)} adapters: at most {MOST_BESIDE} can be beside a model; leave some out")
-    opened, home = dict[str, origin.Origin](), base.provenance["path"]
+    opened, home = dict[str, origin.Origin](), source.provenance["path"]
     for word in words:
         name, _, path = word.partition("=")
         if not name or not path or name in (*opened, pathlib.Path(home).resolve().name):
@@ -154,3 +164,71 @@ def _beside(base: origin.Origin, words: Sequence[str], readers: Sequence[origin.
             raise ConfigError(f"{path} was trained on quantised weights (QLoRA), not on those here: serve it by itself")
         opened[name] = other
     return opened
+
+
+# The weights that `sample.weights` names
+
+
+def with_weights(config: Config, restored: Restored) -> Restored:
+    """Returns the model with the weights that `sample.weights` names. Of int8, prints what they cost."""
+    if config.sample.weights == "float":
+        return restored
+    texts = _texts(restored, config)
+    measure = _measure(restored.model, config.loss.tile_tokens)
+    with jax.set_mesh(restored.mesh), processes.working("quantising the weights, and measuring what that costs"):
+        before = _figures(measure, restored.variables, texts, restored)
+        restored = dataclasses.replace(restored, variables=quantized.in_int8(restored.model, restored.variables))
+        after = _figures(measure, restored.variables, texts, restored)
+    processes.say(cost(before, after))
+    return restored
+
+
+def cost(before: Figures, after: Figures) -> str:
+    """Returns a line on what other weights cost; `before` and `after` are of the same texts."""
+    if not before:
+        return "int8 weights: no held-out text is here to say what they cost; jaxlm eval RUN --text=FILE --weights=int8 does"
+    bits = (f"{source} {after[source][0]:.4g} ({after[source][0] - before[source][0]:+.4f})" for source in before)
+    stay = np.concatenate([before[source][1] == after[source][1] for source in before])
+    words = f"int8 weights, on {stay.size:,} tokens of held-out text: bits per byte {', '.join(bits)}"
+    return f"{words}; {stay.mean():.1%} of greedy tokens stay"
+
+
+def _texts(restored: Restored, config: Config) -> dict[str, ValidationBatch]:
+    """Returns the beginning of each source's held-out text."""
+    data, length = restored.data, config.train.seq_len
+    held = {source: tokens for source, tokens in data.token_counts("val").items() if tokens > 1} if data else {}
+    rows = sharding.padded_rows(restored.mesh, max(1, _TOKENS // (length * max(1, len(held)))))
+    sizes = {"seq_len": length, "batch_size": rows}
+    return {
+        source: next(validation_rows(data, source, **sizes, targets=min(rows * length, tokens - 1)))
+        for source, tokens in held.items()
+    }
+
+
+def _measure(model: Transformer, tile: int) -> Callable[[Variables, Batch], tuple[jax.Array, jax.Array]]:
+    """Returns a function `(variables, batch) -> (summed loss in nats, the likeliest tokens [B, T])`."""
+    config = model.config
+
+    def run(variables: Variables, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        variables = cast(variables, jnp.dtype(config.dtype))
+        hidden_BxTxD = base.hidden(model, variables, batch, None)
+        logp_BxT = base.hidden_logp(model, variables, hidden_BxTxD, batch["targets"], tile)
+        head_DxV = models.head_kernel(variables["params"], config, variables.get("packed"))
+        if rows := models.head_rows(model, variables):
+            head_DxV = head_DxV.at[:, np.asarray(rows["row_ids"])].add(rows["rows_NxD"].T.astype(head_DxV.dtype))
+        head_DxV = head_DxV[:, : config.vocab_size]
+        likeliest_BxT = jax.lax.map(lambda hidden_TxD: jnp.argmax(hidden_TxD @ head_DxV, axis=-1), hidden_BxTxD)
+        return -jnp.sum(logp_BxT * batch["weights"]), likeliest_BxT
+
+    return jax.jit(run)
+
+
+def _figures(
+    measure: Callable, variables: Variables, texts: Mapping[str, ValidationBatch], restored: Restored
+) -> Figures:
+    figures = {}
+    for source, text in texts.items():
+        nll, likeliest_BxT = jax.device_get(measure(variables, held_out.placed(text.batch, restored.mesh)))
+        bits = float(nll) / math.log(2) / max(text.target_bytes, 1)
+        figures[source] = (bits, likeliest_BxT[text.batch["weights"] > 0])
+    return figures

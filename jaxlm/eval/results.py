@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import datetime
 import errno
+import itertools
 import json
 import math
 import pathlib
@@ -78,12 +79,11 @@ def spread(size: int, items: int) -> list[int]:
 
 def shares(sizes: dict[str, int], items: int) -> dict[str, int]:
     """Returns task -> how many questions to ask: `items` in all, in proportion to the tasks' sizes; all if `items` is 0."""
-    total, counts, before = sum(sizes.values()), {}, 0
-    for name, size in sizes.items():
-        after = before + size
-        counts[name] = after * items // total - before * items // total if 0 < items < total else size
-        before = after
-    return counts
+    total = sum(sizes.values())
+    if not 0 < items < total:
+        return sizes
+    bounds = (end * items // total for end in itertools.accumulate(sizes.values(), initial=0))
+    return {name: after - before for name, (before, after) in zip(sizes, itertools.pairwise(bounds), strict=True)}
 
 
 def means(items: Sequence[Item]) -> tuple[dict[str, float], dict[str, float]]:
@@ -148,7 +148,7 @@ def has(metrics: dict[str, float], name: str) -> bool:
 
 
 def alarm(result: TaskResult, flops: float) -> str:
-    return benchmarks.alarm(result.task, result.metrics, result.stderr, result.chance, flops, len(result.items))
+    return benchmarks.alarm(result.task, vars(result) | {"n": len(result.items)}, flops)
 
 
 # RUN/eval/STEP

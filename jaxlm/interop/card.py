@@ -79,9 +79,9 @@ class Facts:
 
 
 def text(facts: Facts) -> str:
-    parts = [_front(facts), f"# {facts.name}", _model(facts), _use(facts), _files(facts), _data(facts)]
-    parts += [_training(facts)]
-    return "\n\n".join(filter(None, [*parts, _held_out(facts), _samples(facts), _scores(facts), _limits(facts)])) + "\n"
+    before, after = (_model, _use, _files, _data, _training), (_held_out, _samples, _scores, _limits)
+    parts = [_front(facts), f"# {facts.name}", *(part(facts) for part in (*before, *after))]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _front(facts: Facts) -> str:
@@ -117,10 +117,7 @@ def _model(facts: Facts) -> str:
 def _use(facts: Facts) -> str:
     if facts.to == "gguf":
         return ""
-    if facts.rewards:
-        code, note = _use_scores(facts)
-    else:
-        code, note = _use_adapter(facts, facts.base) if facts.base else _use_model(facts)
+    code, note = (_use_scores if facts.rewards else _use_adapter if facts.base else _use_model)(facts)
     return "\n".join(["## Use", "", *(f"    {line}" for line in code), "", note])
 
 
@@ -182,7 +179,8 @@ def _use_scores(facts: Facts) -> tuple[list[str], str]:
     return code, note + "after it. Compare scores only of answers to the same prompt."
 
 
-def _use_adapter(facts: Facts, base: Base) -> tuple[list[str], str]:
+def _use_adapter(facts: Facts) -> tuple[list[str], str]:
+    base = facts.base
     code = [
         "from peft import PeftModel",
         f"from transformers import AutoModelForCausalLM, GenerationConfig, {facts.tokenizer_class}",
@@ -229,11 +227,10 @@ def _data(facts: Facts) -> str:
 
 
 def _training(facts: Facts) -> str:
-    run, cost = facts.run, ""
+    run = facts.run
     if not run["step"]:
         return "## Training\n\nNone by jaxlm: these are the weights that a run began with."
-    if run.get("cost_usd"):
-        cost = f", {dollars(run['cost_usd'])}"
+    cost = f", {dollars(run['cost_usd'])}" if run.get("cost_usd") else ""
     line = f"The run took {count(run['step'])} steps, {human(run['tokens'])} tokens, {duration(run['wall_s'])}{cost}"
     parts = ["## Training", line + "."]
     latest = {row["phase"]: row for row in facts.phases}

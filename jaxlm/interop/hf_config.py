@@ -19,29 +19,21 @@ from jaxlm.host import files
 KINDS = ("llama", "mistral", "qwen2", "qwen3", "gpt2")  # SmolLM and TinyLlama call themselves llama
 _CONTINUES, _SCORES = ("ForCausalLM", "LMHeadModel"), ("ForSequenceClassification",)  # the ends of architectures
 _KINDS = {_CONTINUES: "continue text (ForCausalLM)", _SCORES: "give one number (ForSequenceClassification)"}
-# Our key -> theirs.
-_LLAMA = {
-    "d_model": "hidden_size",
-    "d_ff": "intermediate_size",
-    "n_layers": "num_hidden_layers",
-    "n_heads": "num_attention_heads",
-    "n_kv_heads": "num_key_value_heads",
-    "head_dim": "head_dim",
-    "max_seq_len": "max_position_embeddings",
-    "norm_eps": "rms_norm_eps",
-    "tie_embeddings": "tie_word_embeddings",
-    "vocab_size": "vocab_size",
+# Our key -> theirs in Llama's relatives, and in GPT-2 ("": it has none).
+_NAMES = {
+    "d_model": ("hidden_size", "n_embd"),
+    "d_ff": ("intermediate_size", "n_inner"),
+    "n_layers": ("num_hidden_layers", "n_layer"),
+    "n_heads": ("num_attention_heads", "n_head"),
+    "n_kv_heads": ("num_key_value_heads", ""),
+    "head_dim": ("head_dim", ""),
+    "max_seq_len": ("max_position_embeddings", "n_positions"),
+    "norm_eps": ("rms_norm_eps", "layer_norm_epsilon"),
+    "tie_embeddings": ("tie_word_embeddings", "tie_word_embeddings"),
+    "vocab_size": ("vocab_size", "vocab_size"),
 }
-_GPT2 = {
-    "d_model": "n_embd",
-    "d_ff": "n_inner",
-    "n_layers": "n_layer",
-    "n_heads": "n_head",
-    "max_seq_len": "n_positions",
-    "norm_eps": "layer_norm_epsilon",
-    "tie_embeddings": "tie_word_embeddings",
-    "vocab_size": "vocab_size",
-}
+_LLAMA = {ours: theirs for ours, (theirs, _) in _NAMES.items()}
+_GPT2 = {ours: theirs for ours, (_, theirs) in _NAMES.items() if theirs}
 _LINEAR = {"factor": "factor"}
 _LLAMA3 = _LINEAR | {name: name for name in ("low_freq_factor", "high_freq_factor")}
 _LLAMA3 |= {"original_max_len": "original_max_position_embeddings"}
@@ -207,12 +199,8 @@ def _gpt2(saved: dict) -> dict[str, object]:
 
 def _named(table: dict[str, str], saved: dict) -> dict[str, object]:
     keys = {ours: saved[theirs] for ours, theirs in table.items()}
-    family = "gpt2" if table is _GPT2 else "llama"
-    return keys | {
-        "family": family,
-        "norm_eps": float(keys["norm_eps"]),
-        "tie_embeddings": bool(keys["tie_embeddings"]),
-    }
+    keys["family"] = "gpt2" if table is _GPT2 else "llama"
+    return keys | {"norm_eps": float(keys["norm_eps"]), "tie_embeddings": bool(keys["tie_embeddings"])}
 
 
 def _llama(saved: dict, kind: str) -> tuple[dict[str, object], list[str], list[str]]:

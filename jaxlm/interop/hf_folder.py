@@ -3,7 +3,6 @@
 Weights are read leaf by leaf, straight into shards, without a second copy of the model.
 """
 
-import dataclasses
 import functools
 import hashlib
 import itertools
@@ -27,11 +26,11 @@ from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.data.tokenizer.ours import Tokenizer
 from jaxlm.devices import tree
 from jaxlm.devices.processes import working
-from jaxlm.devices.sharding import from_host
 from jaxlm.host import files
 from jaxlm.host.console import Tell, told
 from jaxlm.interop import hf_config, leaves, tokenizer_json
 from jaxlm.interop.leaves import Content, Tensor, read_ahead, tensors
+from jaxlm.models import quantized
 from jaxlm.train.origin import Origin
 
 MARK = "jaxlm_export.json"  # in an export: its files, and what was exported
@@ -40,49 +39,45 @@ _TYPES = ("BF16", "F16", "F32", "F64")
 _HARMLESS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 
 
-def read(folder: pathlib.Path) -> Origin | None:
+def read(folder: pathlib.Path, scores: bool = False) -> Origin | None:
     """Returns the origin in a Hugging Face folder; None if the folder holds no such model. A reader for `train.origin.open`.
+
+    `scores` is True for a reward model: the origin's `trained` returns its scalar head `score`. Such a model has no
+    language-model head, so embeddings are tied.
 
     Raises ConfigError if the model is of a kind that is not supported, or its weights are not there.
     """
     if not hf_config.is_model(folder):
         return None
     check_export(folder)
-    return _origin(folder, hf_config.read(folder)[0])
-
-
-def read_scores(folder: pathlib.Path) -> Origin | None:
-    """Returns the origin in a folder of a Hugging Face reward model; None if the folder holds no Hugging Face model.
-
-    The origin's `trained` returns the scalar head `score`. The model has no language-model head, so embeddings are tied.
-    """
-    if not hf_config.is_model(folder):
-        return None
-    check_export(folder)
-    keys = hf_config.read(folder, scores=True)[0] | {"tie_embeddings": True}
-    origin = _origin(folder, keys, scores=True)
-
-    def trained() -> dict[str, dict]:
-        kernel = np.asarray(origin.leaf(leaves.SCORE), np.float32)
-        return {"score": tree.nested([(leaves.SCORE, kernel)])}
-
-    return dataclasses.replace(origin, trained=trained)
-
-
-def _origin(folder: pathlib.Path, keys: dict[str, object], scores: bool = False) -> Origin:
+    keys = hf_config.read(folder, scores)[0] | ({"tie_embeddings": True} if scores else {})
     overrides = [f"model.{key}={value}" for key, value in keys.items()]
     rows = f"train.seq_len={keys['max_seq_len']}"  # GPT-2 has no more positions
     config = config_lib.resolve(config_files.load("base", [f"workdir={folder}", rows, *overrides]))
     held = Files(folder)
     reader = functools.cache(functools.partial(held.reader, config.model, scores))  # its checks take a moment
+
+    def params(abstract: dict, shardings: dict) -> dict:
+        read = reader()
+        with working(f"reading {folder}", len(jax.tree.leaves(abstract)), "tensors") as tell:
+            placed = told(quantized.placed(read, abstract, shardings), tell)
+            return tree.nested((name, jax.block_until_ready(value)) for name, value in placed)
+
+    def trained() -> dict[str, dict]:
+        return {"score": tree.nested([(leaves.SCORE, np.asarray(reader()(leaves.SCORE), np.float32))])}
+
     return Origin(
         config=config,
         tokenizer=lambda: coder.load(folder),
         provenance={"path": str(folder.resolve())},
-        params=functools.partial(held.params, config.model, scores=scores),
+        params=params,
         leaf=lambda name: reader()(name),
         digest=held.digest,
+        trained=trained if scores else dict,
     )
+
+
+read_scores = functools.partial(read, scores=True)
 
 
 def check_export(folder: pathlib.Path) -> None:
@@ -127,23 +122,11 @@ class Files:
                     if part.get_dtype() not in _TYPES and not name.endswith(_HARMLESS):
                         raise ConfigError(f"{path}: {name} is of type {part.get_dtype()}, not {', '.join(_TYPES)}")
 
-    def params(self, config: ModelConfig, abstract: dict, shardings: dict, scores: bool = False) -> dict:
-        """Returns the model's parameters with the dtypes of `abstract`, sharded as in `shardings`.
-
-        Raises ConfigError if a tensor is missing, has another shape, or is not in the model; RunError if it can't be read.
-        """
-        read, done = self.reader(config, scores), itertools.count(1)
-        with working(f"reading {self._folder}", len(jax.tree.leaves(abstract)), "tensors") as tell:
-
-            def make(name: str, leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.Array:
-                made = jax.block_until_ready(from_host(read(name), leaf.shape, leaf.dtype, sharding))
-                tell(next(done))
-                return made
-
-            return tree.map_named(make, abstract, shardings)
-
     def reader(self, config: ModelConfig, scores: bool = False) -> Callable[[str], np.ndarray]:
-        """Returns a function that reads a parameter by its name, with the file's dtype. Raises as `params`."""
+        """Returns a function that reads a parameter by its name, with the file's dtype; RunError if it can't.
+
+        Raises ConfigError if a tensor is missing, has another shape, or is not in the model.
+        """
         theirs = self._names(config)
         check_tensors({ours: self.shapes[name] for ours, name in theirs.items()}, config, scores)
         of_leaf = leaves.by_leaf(config, scores)
@@ -212,7 +195,6 @@ def _unreadable(path: pathlib.Path, error: Exception) -> RunError:
 
 
 DTYPES = {"bf16": np.dtype(ml_dtypes.bfloat16), "f16": np.dtype(np.float16), "f32": np.dtype(np.float32)}
-_SHARD_BYTES = 5_000_000_000  # the size of transformers' shards
 _ALIGN = 8  # the first tensor of a file begins at a multiple of this many bytes
 
 
@@ -231,19 +213,13 @@ class HfFolder:
     Args:
       dtype: "bf16", "f16" or "f32".
       scores: True for a reward model, which `AutoModelForSequenceClassification` loads.
-      shard_bytes: the most bytes of weights in a file; a larger tensor gets a file of its own.
     """
 
-    def __init__(
-        self,
-        folder: pathlib.Path,
-        config: ModelConfig,
-        dtype: str,
-        scores: bool = False,
-        shard_bytes: int = _SHARD_BYTES,
-    ):
+    shard_bytes = 5_000_000_000  # of weights in a file, as in transformers; a larger tensor has a file of its own
+
+    def __init__(self, folder: pathlib.Path, config: ModelConfig, dtype: str, scores: bool = False):
         self._folder, self._config, self._dtype = folder, config, dtype
-        self._scores, self._shard_bytes, self._tensors = scores, shard_bytes, list(tensors(config, scores))
+        self._scores, self._tensors = scores, list(tensors(config, scores))
         self.count, self.bytes = len(self._tensors), sum(map(self._nbytes, self._tensors))
 
     def write(self, read: Callable[[str], np.ndarray], tokenizer: Coder, tell: Tell) -> None:
@@ -286,7 +262,7 @@ class HfFolder:
     def _files(self) -> dict[pathlib.Path, list[Tensor]]:
         groups, full = [[]], 0
         for tensor in self._tensors:
-            if groups[-1] and full + self._nbytes(tensor) > self._shard_bytes:
+            if groups[-1] and full + self._nbytes(tensor) > self.shard_bytes:
                 groups, full = [*groups, []], 0
             groups[-1].append(tensor)
             full += self._nbytes(tensor)

@@ -231,8 +231,17 @@ def _set_tokenizer(config: config_dict.ConfigDict, place: pathlib.Path, typed: s
 
 def _set_adapter(config: config_dict.ConfigDict, folder: pathlib.Path, typed: set[str]) -> None:
     """Takes over the origin's adapter, to continue its training, if `origin_merge` is off. Raises ConfigError if impossible."""
-    theirs, base = _adapter_of(config, folder)
-    if not theirs or theirs["kind"] == "none":
+    if peft_config.is_adapter(folder):
+        if config.origin_merge and peft_config.read(folder)["peft_type"] == "LORA":
+            return
+        controls = coder.load(config.data.tokenizer).controls
+        theirs, base = peft_config.settings(folder, controls), peft_config.base_of(folder)
+    elif hf_config.is_model(folder):
+        return
+    else:
+        saved = config_files.from_run(folder / "config.json")
+        theirs, base = saved.adapter.to_dict(), saved.origin
+    if theirs["kind"] == "none":
         return
     if config.origin_merge:
         if theirs["kind"] == "prompt":
@@ -246,19 +255,6 @@ def _set_adapter(config: config_dict.ConfigDict, folder: pathlib.Path, typed: se
             raise ConfigError(f"config.adapter.{key}={config.adapter[key]}, but the origin's has {value}: leave it out")
         if f"adapter.{key}" not in typed:
             config.adapter[key] = value
-
-
-def _adapter_of(config: config_dict.ConfigDict, folder: pathlib.Path) -> tuple[dict[str, object], str]:
-    """Returns (the keys of an origin's adapter, the adapter's base); no keys if the origin has no adapter."""
-    if peft_config.is_adapter(folder):
-        if config.origin_merge and peft_config.read(folder)["peft_type"] == "LORA":
-            return {}, ""  # merged, so no key is taken over
-        controls = coder.load(config.data.tokenizer).controls
-        return peft_config.settings(folder, controls), str(peft_config.base_of(folder))
-    if hf_config.is_model(folder):
-        return {}, ""
-    saved = config_files.from_run(folder / "config.json")
-    return saved.adapter.to_dict(), saved.origin
 
 
 def _begun(config: config_dict.ConfigDict) -> bool:

@@ -4,6 +4,7 @@ RoPE is half-split in both, so nothing is permuted. Legend: V vocabulary, Vp voc
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
@@ -133,57 +134,48 @@ def _table(name: str, leaf: str, rows: int, config: ModelConfig, vocab_size: int
     return Tensor(name, (leaf,), ((rows, config.d_model),), vocab_size=vocab_size)
 
 
-def _projections(config: ModelConfig) -> dict[str, tuple[Shape, bool]]:
-    """Returns our path -> (the kernel's shape, True if it has a bias) for each projection of a Llama layer."""
-    c = config
-    d, n, k, h = c.d_model, c.n_heads, c.n_kv_heads, c.head_dim
-    qkv_bias = c.bias or c.qkv_bias
-    return {
-        "attn/q": ((d, n, h), qkv_bias),
-        "attn/k": ((d, k, h), qkv_bias),
-        "attn/v": ((d, k, h), qkv_bias),
-        "attn/o": ((n, h, d), c.bias),
-        "mlp/gate": ((d, c.d_ff), c.bias),
-        "mlp/up": ((d, c.d_ff), c.bias),
-        "mlp/down": ((c.d_ff, d), c.bias),
-    }
+def _norm(name: str, path: str, size: int, bias: bool = False) -> Iterator[Tensor]:
+    yield Tensor(f"{name}.weight", (f"{path}/scale",), ((size,),))
+    if bias:
+        yield Tensor(f"{name}.bias", (f"{path}/bias",), ((size,),))
+
+
+def _linear(name: str, paths: Sequence[str], shape: Shape, bias: bool, transposed: bool) -> Iterator[Tensor]:
+    """Yields a weight, which holds our kernels side by side, and its bias if it has one. `shape`: of each kernel."""
+    yield Tensor(f"{name}.weight", tuple(f"{path}/kernel" for path in paths), (shape,) * len(paths), transposed)
+    if bias:
+        outputs = shape[input_axes(f"{paths[0]}/kernel") :]
+        yield Tensor(f"{name}.bias", tuple(f"{path}/bias" for path in paths), (outputs,) * len(paths))
 
 
 def _llama(config: ModelConfig) -> Iterator[Tensor]:
     c = config
+    d, n, k, h, f = c.d_model, c.n_heads, c.n_kv_heads, c.head_dim, c.d_ff
+    attention = {"q": (d, n, h), "k": (d, k, h), "v": (d, k, h), "o": (n, h, d)}
+    mlp = {"gate": (d, f), "up": (d, f), "down": (f, d)}
     yield _table("model.embed_tokens.weight", "embed/embedding", c.padded_vocab_size, c, c.vocab_size)
-    norms = {"attn_norm": ("input_layernorm", c.d_model), "mlp_norm": ("post_attention_layernorm", c.d_model)}
-    if c.qk_norm:
-        norms |= {f"attn/{x}_norm": (f"self_attn.{x}_norm", c.head_dim) for x in "qk"}
     for i in range(c.n_layers):
         ours, theirs = layer_name(i), f"model.layers.{i}"
-        for path, (name, size) in norms.items():
-            yield Tensor(f"{theirs}.{name}.weight", (f"{ours}/{path}/scale",), ((size,),))
-        for path, (shape, bias) in _projections(c).items():
-            part, short = path.split("/")
-            name = f"{theirs}.{'self_attn' if part == 'attn' else 'mlp'}.{short}_proj"
-            yield Tensor(f"{name}.weight", (f"{ours}/{path}/kernel",), (shape,), transposed=True)
-            if bias:
-                yield Tensor(f"{name}.bias", (f"{ours}/{path}/bias",), (shape[input_axes(f"{path}/kernel") :],))
-    yield Tensor("model.norm.weight", ("final_norm/scale",), ((c.d_model,),))
+        yield from _norm(f"{theirs}.input_layernorm", f"{ours}/attn_norm", d)
+        yield from _norm(f"{theirs}.post_attention_layernorm", f"{ours}/mlp_norm", d)
+        for x in "qk" if c.qk_norm else "":
+            yield from _norm(f"{theirs}.self_attn.{x}_norm", f"{ours}/attn/{x}_norm", h)
+        for x, shape in attention.items():
+            bias = c.bias or (c.qkv_bias and x != "o")
+            yield from _linear(f"{theirs}.self_attn.{x}_proj", [f"{ours}/attn/{x}"], shape, bias, transposed=True)
+        for x, shape in mlp.items():
+            yield from _linear(f"{theirs}.mlp.{x}_proj", [f"{ours}/mlp/{x}"], shape, c.bias, transposed=True)
+    yield from _norm("model.norm", "final_norm", d)
 
 
 def _gpt2(config: ModelConfig) -> Iterator[Tensor]:
+    """Yields GPT-2's tensors. The weights of its Conv1D are (in, out), as our kernels are."""
     c = config
     d, n, h = c.d_model, c.n_heads, c.head_dim
     if n * h != d:
         raise ConfigError(f"GPT-2 of Hugging Face needs n_heads * head_dim = d_model, here {n} * {h} and {d}")
-
-    def norm(name: str, path: str) -> Iterator[Tensor]:
-        yield Tensor(f"{name}.weight", (f"{path}/scale",), ((d,),))
-        yield Tensor(f"{name}.bias", (f"{path}/bias",), ((d,),))
-
-    def linear(name: str, paths: Sequence[str], shape: Shape) -> Iterator[Tensor]:
-        """Yields the weight and the bias of a Conv1D; the weight is (in, out), as our kernels are."""
-        for end, kind in (("weight", "kernel"), ("bias", "bias")):
-            size = shape if kind == "kernel" else shape[input_axes(f"{paths[0]}/kernel") :]
-            yield Tensor(f"{name}.{end}", tuple(f"{p}/{kind}" for p in paths), (size,) * len(paths))
-
+    norm = functools.partial(_norm, size=d, bias=True)
+    linear = functools.partial(_linear, bias=True, transposed=False)
     yield _table("transformer.wte.weight", "embed/embedding", c.padded_vocab_size, c, c.vocab_size)
     yield _table("transformer.wpe.weight", "pos_embed/embedding", c.max_seq_len, c)
     for i in range(c.n_layers):

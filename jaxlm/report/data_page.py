@@ -41,7 +41,7 @@ def write(path: pathlib.Path, summary: dict) -> None:
         ("Tokenizer fit", _tokenizer_fit, summary.get("tokenizer_fit")),
         ("Manifest", _manifest, summary.get("manifest")),
     ]
-    sections = [markup.section(title, render(content)) for title, render, content in parts if content]
+    sections = ((title, render(content)) for title, render, content in parts if content)
     markup.write(path, f"Data report: {'/'.join(path.resolve().parent.parts[-2:])}", _lead(path, summary), sections)
 
 

@@ -133,17 +133,16 @@ def link(words: str, target: pathlib.Path, page: pathlib.Path) -> Markup:
     return tag("a", words, href=urllib.parse.quote(path))
 
 
-def section(title: str, *children: object) -> tuple[str, Markup]:
-    return title, tag("section", tag("h2", title), *children, id=anchor(title))
-
-
 def anchor(title: str) -> str:
     return re.sub(r"\W+", "-", title.lower()).strip("-")
 
 
 def write(path: pathlib.Path, title: str, lead: Markup, sections: Iterable[tuple[str, Markup]]) -> None:
-    """Writes a page: title, lead, table of contents, sections. A crash leaves no half-written file."""
-    sections = list(sections)
+    """Writes a page: title, lead, table of contents, sections. A crash leaves no half-written file.
+
+    `sections`: (title, content); those without content are left out.
+    """
+    sections = [(name, content) for name, content in sections if content]
     links = [tag("a", name, href=f"#{anchor(name)}") for name, _ in sections]
     head = [
         tag("meta", charset="utf-8"),
@@ -153,7 +152,8 @@ def write(path: pathlib.Path, title: str, lead: Markup, sections: Iterable[tuple
         tag("style", Markup(_STYLE.read_text(encoding="utf-8"))),
     ]
     header = tag("header", tag("h1", title), lead, tag("nav", *links))
-    body = tag("body", header, tag("main", *(section for _, section in sections)))
+    parts = (tag("section", tag("h2", name), content, id=anchor(name)) for name, content in sections)
+    body = tag("body", header, tag("main", *parts))
     content = f'<!doctype html>\n<html lang="en"><head>{join(head)}</head>{body}</html>\n'
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write_atomically(path, content.encode())

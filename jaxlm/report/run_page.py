@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from jaxlm.corpus.stages.junk_patterns import SURE
 from jaxlm.host.console import count, dollars, duration, hours, human, loss
-from jaxlm.report import benchmarks, chart, markup, redteam
+from jaxlm.report import benchmarks, chart, markup
 from jaxlm.report.chart import Curve
 from jaxlm.report.markup import Markup, cell, details, join, table, tag
 
@@ -47,7 +47,7 @@ def write(path: pathlib.Path, summary: dict) -> None:
         ("As if decayed now", _as_if_decayed),
         ("Benchmarks", benchmarks.scores),
         ("Beside published models", benchmarks.beside),
-        ("Red team", redteam.scores),
+        ("Red team", benchmarks.redteam),
         ("Junk", junk),
         ("Before and after", before_and_after),
         ("Samples", _samples),
@@ -55,8 +55,7 @@ def write(path: pathlib.Path, summary: dict) -> None:
         ("Spikes and rollbacks", _spikes),
         ("Starts", _starts),
     ]
-    rendered = [(title, render(summary)) for title, render in parts]
-    sections = [markup.section(title, content) for title, content in rendered if content]
+    sections = ((title, render(summary)) for title, render in parts)
     lead = join([_now(summary), _tiles(summary), *_curves(summary)[:1], _about(path, summary["run"])])
     markup.write(path, f"Run {summary['run']['name']}", lead, sections)
 

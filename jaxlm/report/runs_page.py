@@ -31,9 +31,8 @@ def write(
     junk = {name: run_page.junk(summary) for name, summary in summaries.items()}
     parts["Junk"] = markup.join(part for name, of_run in junk.items() if of_run for part in (tag("h3", name), of_run))
     parts["What differs"] = _differences(differing, list(summaries))
-    sections = [markup.section(title, content) for title, content in parts.items() if content]
     title = f"Sweep {path.resolve().parent.name}" if first else f"Runs {', '.join(summaries)}"
-    markup.write(path, title, Markup(""), sections)
+    markup.write(path, title, Markup(""), parts.items())
 
 
 def _outcomes(summaries: Mapping[str, Mapping], texts: Mapping[str, Sequence[str]]) -> Markup:

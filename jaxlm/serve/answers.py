@@ -3,6 +3,7 @@
 import base64
 import codecs
 import dataclasses
+import itertools
 import secrets
 import time
 import typing
@@ -66,7 +67,7 @@ class Answer:
     """One answer as its updates arrive. All deltas together have the same text and log-probabilities, however it is split."""
 
     def __init__(self, tokenizer: Coder, names: Names, request: Request, prompt: Prompt):
-        self._tokenizer, self._names, self._prompt, self._echo = tokenizer, names, prompt, request.echo
+        self._tokenizer, self._names, self._prompt, self._echo = tokenizer, names, prompt, request.asks[0].echo
         spelled = [piece for piece in tokenizer.controls if request.form and any(piece in s for s in request.form)]
         self._text = Text(tokenizer, request.stops, spelled)
         self._calls = Calls(request.form) if request.form else None
@@ -114,10 +115,8 @@ class Answer:
     def _sure(self) -> list[Placed]:
         """Returns the tokens whose first character was returned; at the end all others too, unless a stop string ended it."""
         every = self.ended is not None and self._text.stopped is None
-        number = next(
-            (n for n, one in enumerate(self._waiting) if one.at >= self._shown and not every), len(self._waiting)
-        )
-        sure, self._waiting = self._waiting[:number], self._waiting[number:]
+        sure = [*itertools.takewhile(lambda one: every or one.at < self._shown, self._waiting)]
+        del self._waiting[: len(sure)]
         return sure
 
 
@@ -162,7 +161,7 @@ class Writer:
 
     def _choice(self, index: int, delta: Delta, key: str) -> dict[str, typing.Any]:
         logprobs = None
-        if self._request.logprobs is not None:
+        if self._request.asks[0].logprobs is not None:
             logprobs = self._of_chat(delta.placed) if self._request.chat else self._of_completion(delta.placed)
         content: dict[str, typing.Any] = {"text": delta.text}
         if self._request.chat and key == "message":

@@ -24,19 +24,11 @@ class Refused(Exception):
       status: HTTP's status code.
       param: the key of the body that is wrong.
       code: a word for programs, such as `context_length_exceeded`.
-      headers: further headers of the answer.
     """
 
-    def __init__(
-        self,
-        message: str,
-        status: int = 400,
-        param: str | None = None,
-        code: str | None = None,
-        headers: dict[str, str] | None = None,
-    ):
+    def __init__(self, message: str, status: int = 400, param: str | None = None, code: str | None = None):
         super().__init__(message)
-        self.status, self.param, self.code, self.headers = status, param, code, headers or {}
+        self.status, self.param, self.code = status, param, code
 
     def body(self) -> dict[str, typing.Any]:
         kind = _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")

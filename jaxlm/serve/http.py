@@ -208,7 +208,7 @@ class Server:
                 response = _refusal(refused, request)
             except Busy as busy:
                 after = {"Retry-After": str(max(1, round(busy.retry_after_s)))}
-                response = _refusal(Refused(str(busy), 429, code="server_busy", headers=after))
+                response = JSONResponse(Refused(str(busy), 429, code="server_busy").body(), 429, after)
             except (RunError, _Failed) as error:
                 response = _refusal(Refused(str(error), 500 if isinstance(error, _Failed) else 503))
             except ClientDisconnect:
@@ -419,7 +419,7 @@ def _template(tokenizer: Coder) -> str | None:
 
 def _refusal(refused: Refused, request: HttpRequest | None = None) -> Response:
     if refused.status != 413 or request is None:
-        return JSONResponse(refused.body(), refused.status, refused.headers)
+        return JSONResponse(refused.body(), refused.status)
 
     async def said() -> AsyncIterator[bytes]:
         """Sends the answer, then reads and drops some of the body: a client that only sends would miss the answer."""

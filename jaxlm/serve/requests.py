@@ -44,10 +44,8 @@ class Request:
 
     Attributes:
       chat: True if it came to /v1/chat/completions.
-      asks: the requests for the batcher, `n` for each prompt.
+      asks: the requests for the batcher, `n` for each prompt; all have the same `logprobs` and `echo`.
       include_usage: True if a stream ends with the numbers of tokens.
-      logprobs: how many of the likeliest tokens are given with each token; None for no log-probabilities.
-      echo: True if an answer begins with its prompt.
       form: how calls of tools are written in the answers; None if they have none.
       embeds: "float" or "base64" if vectors are asked for, not answers.
     """
@@ -59,8 +57,6 @@ class Request:
     stops: tuple[str, ...]
     stream: bool
     include_usage: bool
-    logprobs: int | None
-    echo: bool
     form: Form | None = None
     embeds: str = ""
 
@@ -101,7 +97,7 @@ class Reader:
         fields.unsupported({"suffix": ("",)})
         self._check_answers(n * len(texts))
         prompts = [self._prompt(text) for text in texts]
-        return self._request(fields, prompts, n, limit, COMPLETION_TOKENS, logprobs=logprobs, echo=echo)
+        return self._request(fields, prompts, n, limit, {"logprobs": logprobs, "echo": echo})
 
     def chat(self, body: Mapping[str, typing.Any]) -> Request:
         """Returns the request of a body of /v1/chat/completions. Raises Refused for a wrong key or value."""
@@ -118,7 +114,7 @@ class Reader:
         fields.unsupported(_OTHER, "this server writes text, and calls of tools")
         tools = Tools(fields, self.tokenizer)
         prompts, limit = [self._conversation(messages, tools.given)], older if newer is None else newer
-        return self._request(fields, prompts, n, limit, self.context, logprobs=logprobs, tools=tools)
+        return self._request(fields, prompts, n, limit, {"logprobs": logprobs}, tools)
 
     def embeddings(self, body: Mapping[str, typing.Any]) -> Request:
         """Returns the request of a body of /v1/embeddings. Raises Refused for a wrong key or value."""
@@ -136,7 +132,7 @@ class Reader:
         for prompt in prompts:
             self._room(prompt, 1)
         asks = tuple(Ask((*prompt.ids, prompt.ids[-1]), 0, pools=True, adapter=self.adapter) for prompt in prompts)
-        return Request(False, prompts, asks, 1, (), False, False, None, False, embeds=embeds)
+        return Request(False, prompts, asks, 1, (), False, False, embeds=embeds)
 
     def tokenize(self, body: Mapping[str, typing.Any]) -> tuple[int, ...]:
         """Returns the ids of a body of /tokenize: of `prompt`, or of `messages` as the model reads them. Raises Refused.
@@ -222,21 +218,14 @@ class Reader:
         return [*ids]
 
     def _request(
-        self,
-        fields: Fields,
-        prompts: list[Prompt],
-        n: int,
-        limit: int | None,
-        default: int,
-        *,
-        logprobs: int | None,
-        echo: bool = False,
-        tools: Tools | None = None,
+        self, fields: Fields, prompts: list[Prompt], n: int, limit: int | None, own: dict, tools: Tools | None = None
     ) -> Request:
-        """Returns the request, from keys that both APIs share. `limit`: of new tokens; None: `default`, at most what fits.
+        """Returns the request, from keys that both APIs share.
 
-        `tools`: None for /v1/completions.
+        `limit`: of new tokens; None: COMPLETION_TOKENS for /v1/completions, where `tools` is None, else what fits. `own`: keys
+        of the asks that this API alone has.
         """
+        default = COMPLETION_TOKENS if tools is None else self.context
         stops = _stops(fields.any("stop"))
         stream = fields.take("stream", bool, False)
         options = Fields(fields.take("stream_options", dict, {}))
@@ -244,7 +233,7 @@ class Reader:
         options.ignore(("include_obfuscation",))
         options.end()
         guide, form = self._guide(fields, tools), tools and tools.form
-        settings = self._settings(fields)
+        settings = self._settings(fields) | own
         stop_ids = (*self.ends, *self._sound(fields.take("stop_token_ids", list, []), "stop_token_ids"))
         fields.ignore(("model", *_IGNORED))
         fields.end()
@@ -252,10 +241,10 @@ class Reader:
         for prompt in prompts:
             new = min(default if limit is None else limit, self._room(prompt, 1 if limit is None else limit))
             for number in range(n):
-                own = settings | {"seed": (settings["seed"] + number) % 2**31, "guide": guide()}
-                asks.append(Ask(prompt.ids, new, **own, stop_ids=stop_ids, logprobs=logprobs, echo=echo))
+                drawn = settings | {"seed": (settings["seed"] + number) % 2**31, "guide": guide()}
+                asks.append(Ask(prompt.ids, new, **drawn, stop_ids=stop_ids))
         chat = tools is not None
-        return Request(chat, tuple(prompts), tuple(asks), n, stops, stream, include_usage, logprobs, echo, form)
+        return Request(chat, tuple(prompts), tuple(asks), n, stops, stream, include_usage, form)
 
     def _settings(self, fields: Fields) -> dict[str, typing.Any]:
         seed = fields.take("seed", int)

@@ -13,7 +13,7 @@ from jaxlm.config import Config, HardwareConfig
 from jaxlm.host.console import AGAIN_S, WORKING_S, dollars, duration, human
 from jaxlm.host.screen import BOLD, CYAN, DIM, GREEN, Part, say, say_parts, shown
 from jaxlm.plan import flops
-from jaxlm.report import redteam
+from jaxlm.report import benchmarks
 from jaxlm.run import ledger
 from jaxlm.run.clock import DATA, REPEATED, ROLLOUT, STEP, Clock
 from jaxlm.run.metrics import Scores, Writer
@@ -161,7 +161,7 @@ class Recorder:
         self._score(step, figures)
         self._note(step, figures)
         if self.writer:
-            names = [key for key in figures if redteam.leads(key)]
+            names = [key for key in figures if benchmarks.leads(key)]
             words = [f"{key.removeprefix('val/').removeprefix('eval/')} {figures[key]:.4f}" for key in names]
             # The summary figure comes first, then losses: a narrow terminal leaves out the last ones.
             words.sort(key=lambda word: ("/" in word, "/loss " not in word))

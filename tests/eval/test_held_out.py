@@ -36,8 +36,14 @@ def make_config(**evaluation) -> config.Config:
     return dataclasses.replace(c, model=model, eval=dataclasses.replace(c.eval, **evaluation))
 
 
+def with_rows(c, evaluation, tokens, **changed) -> config.Config:
+    """`c` with a section `eval`, rows of so many tokens, and plain cross-entropy."""
+    rows, plain = dataclasses.replace(c.train, seq_len=tokens), dataclasses.replace(c.loss, tile_tokens=0)
+    return dataclasses.replace(c, train=rows, loss=plain, eval=dataclasses.replace(evaluation, **changed))
+
+
 def evaluator(c, model, data, mixture, mesh):
-    return held_out.make(model, data, mixture, mesh, c.eval, seq_len=c.train.seq_len, tile=c.loss.tile_tokens)
+    return held_out.make(model, data, mixture, mesh, c)
 
 
 def direct(c, model, params, data, source):
@@ -109,7 +115,7 @@ ROWS, TOKENS = 8, 48
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory):
-    """(model, its variables, packed chats, text, config.eval)."""
+    """(model, its variables, packed chats, text, config)."""
     folder, tokenizer = tmp_path_factory.mktemp("chats"), tiny_chats.tokenizer()
     texts = (json.dumps({"text": f"{i} {word} is the sea"}) for i, word in enumerate(tiny_chats.WORDS * 5))
     (folder / "text.jsonl").write_text("\n".join(texts))
@@ -119,14 +125,14 @@ def given(tmp_path_factory):
     made = example_rows.make(c.data, c.examples, tokenizer, pairs=False, sizes=example_rows.Sizes(0, TOKENS, ROWS))
     text = replay.open_text(str(folder / "text.jsonl"), tokenizer, text_key="text", val_fraction=0.5)
     model = models.build(tiny.model_config(vocab_size=tokenizer.vocab_size, n_layers=1), "xla")
-    return model, {"params": tiny.random_params(model)}, made, text, dataclasses.replace(c.eval, batch_size=ROWS)
+    return model, {"params": tiny.random_params(model)}, made, text, with_rows(c, c.eval, TOKENS, batch_size=ROWS)
 
 
 def test_of_answers_and_of_text(given):
-    model, variables, data, text, settings = given
+    model, variables, data, text, c = given
     mesh = make_mesh(data=2, fsdp=2)
-    own = held_out.of_answers(model, data, mesh, settings, tile=0)
-    found = held_out.joined([own, held_out.of_base(model, text, mesh, settings, seq_len=TOKENS, tile=0)])(variables)
+    own = held_out.of_answers(model, data, mesh, c)
+    found = held_out.joined([own, held_out.of_base(model, text, mesh, c)])(variables)
     sums = np.zeros(4)
     for batch, without in zip(data.held_out(4), data.held_out(4, ends=False), strict=True):
         nll = -tiny.jit(lambda v, b: base.token_logp(model, v, b))(variables, batch)
@@ -135,19 +141,17 @@ def test_of_answers_and_of_text(given):
     assert sums[3] < sums[1]  # each answer ends
     assert found["val/loss"] == pytest.approx(sums[0] / sums[1], rel=1e-5)
     assert found["val/text_loss"] == pytest.approx(sums[2] / sums[3], rel=1e-5)
-    whole = held_out.make(model, text, text.mixture, mesh, settings, seq_len=TOKENS, tile=0)(variables)
+    whole = held_out.make(model, text, text.mixture, mesh, c)(variables)
     assert found[held_out.BASE] == pytest.approx(whole["val/replay/bits_per_byte"])
     assert set(found) == {"val/loss", "val/text_loss", held_out.BASE}
-    fewer = dataclasses.replace(settings, max_examples=9)
-    assert not math.isclose(
-        held_out.of_answers(model, data, mesh, fewer, tile=0)(variables)["val/loss"], found["val/loss"]
-    )
+    fewer = with_rows(c, c.eval, TOKENS, max_examples=9)
+    assert not math.isclose(held_out.of_answers(model, data, mesh, fewer)(variables)["val/loss"], found["val/loss"])
 
 
 def test_nothing_held_out(given):
-    model, _, data, _, settings = given
+    model, _, data, _, c = given
     none = dataclasses.replace(data, val=data.val.take(np.zeros(len(data.val), bool)))
-    assert held_out.joined([held_out.of_answers(model, none, make_mesh(), settings, tile=0), None]) is None
+    assert held_out.joined([held_out.of_answers(model, none, make_mesh(), c), None]) is None
 
 
 KEYS = ["data.path=x", "train.seq_len=192", "eval.batch_size=4", "eval.max_examples=0"]
@@ -199,23 +203,23 @@ def test_held_out_figures_are_means_over_pairs(pairs, model, judged):
     given, (_, reference) = pairs.with_reference(*judged), judged
     _, policy = held_out.judge(model, params, pairs, make_mesh(), 4, 0)
     margins = 0.5 * ((policy - reference)[:, 0] - (policy - reference)[:, 1])
-    evaluate = held_out.of_pairs(dpo.make(model, c), given, make_mesh(), c.eval, "float32")
+    evaluate = held_out.of_pairs(dpo.make(model, c), given, make_mesh(), c)
     assert evaluate(params) == {
         "val/loss": pytest.approx(np.log1p(np.exp(-margins)).mean(), rel=1e-4),
         "val/accuracy": pytest.approx((margins > 0).mean()),
         "val/predicted": pytest.approx((1 / (1 + np.exp(-margins))).mean(), rel=1e-4),
         "val/margin": pytest.approx(margins.mean(), rel=1e-4),
     }
-    fewer = dataclasses.replace(c.eval, max_examples=2)
-    assert held_out.of_pairs(dpo.make(model, c), given, make_mesh(), fewer, "float32")(params)[
-        "val/margin"
-    ] != pytest.approx(margins.mean(), rel=1e-4)
+    fewer = dataclasses.replace(c, eval=dataclasses.replace(c.eval, max_examples=2))
+    assert held_out.of_pairs(dpo.make(model, c), given, make_mesh(), fewer)(params)["val/margin"] != pytest.approx(
+        margins.mean(), rel=1e-4
+    )
 
 
 def test_a_reward_models_head_is_held_to_the_same_pairs(pairs, model):
     c = settings(model)
     new = {"params": tiny.random_params(model), "score": {"score_head": {"kernel": np.zeros(model.config.d_model)}}}
-    evaluate = held_out.of_pairs(reward.make(model, c), pairs, make_mesh(), c.eval, "float32")
+    evaluate = held_out.of_pairs(reward.make(model, c), pairs, make_mesh(), c)
     found = evaluate(new)
     margin = float(pairs.val.margins_E.mean())
     assert found["val/accuracy"] == 0.5
@@ -225,7 +229,7 @@ def test_a_reward_models_head_is_held_to_the_same_pairs(pairs, model):
 def test_without_held_out_pairs_nothing_is_measured(pairs, model):
     c = settings(model)
     none = dataclasses.replace(pairs, val=pairs.val.take(np.zeros(len(pairs.val), bool)))
-    assert held_out.of_pairs(dpo.make(model, c), none, make_mesh(), c.eval, "float32") is None
+    assert held_out.of_pairs(dpo.make(model, c), none, make_mesh(), c) is None
 
 
 SHORT_ROWS = 32
@@ -241,17 +245,17 @@ def files(tmp_path_factory):
 
 
 def text(model, data, mesh, settings):
-    return held_out.make(model, data, MIXTURE, mesh, settings, seq_len=SHORT_ROWS, tile=0)
+    return held_out.make(model, data, MIXTURE, mesh, with_rows(make_config(), settings, SHORT_ROWS))
 
 
 def of_answers(model, data, mesh, settings):
-    return held_out.of_answers(model, data, mesh, settings, tile=0)
+    return held_out.of_answers(model, data, mesh, with_rows(make_config(), settings, SHORT_ROWS))
 
 
 def of_pairs(model, data, mesh, settings):
     keys = ["data.path=x", "dpo.loss=simpo", "dpo.margin=0.1"]
     c = dataclasses.replace(config.resolve(config_files.load("base", keys)), model=model.config)
-    return held_out.of_pairs(dpo.make(model, c), data, mesh, settings, "float32")
+    return held_out.of_pairs(dpo.make(model, c), data, mesh, dataclasses.replace(c, eval=settings))
 
 
 KINDS = {"text": text, "answers": of_answers, "pairs": of_pairs}

@@ -86,7 +86,8 @@ def test_no_published_score_is_an_alarm():
         for task, scores in model.scores.items():
             for metric in scores.keys() & {"acc", "acc_norm"}:
                 asked += 1
-                told = benchmarks.alarm(task, {metric: scores[metric]}, {}, CHANCES.get(task, 0.25), model.flops or 0.0)
+                point = {"metrics": {metric: scores[metric]}, "stderr": {}, "chance": CHANCES.get(task, 0.25)}
+                told = benchmarks.alarm(task, point, model.flops or 0.0)
                 assert told == "", f"{model.name}, {metric}"
     assert asked > 40
 

@@ -59,10 +59,11 @@ def trained_on(scorer, *parts):
 
 def test_the_prompts_have_five_categories_and_sources():
     found = redteam.read()
-    assert tuple(found.by_category) == redteam.CATEGORIES
-    entries = [entry for of_category in found.by_category.values() for entry in of_category]
+    assert {*found} == {*redteam.CATEGORIES, "refusals"}
+    by_category = {name: found[name] for name in redteam.CATEGORIES}
+    entries = [entry for of_category in by_category.values() for entry in of_category]
     assert len(entries) >= 40
-    for name, of_category in found.by_category.items():
+    for name, of_category in by_category.items():
         assert len(of_category) >= 8, name
         assert len({entry["id"] for entry in of_category}) == len(of_category)
         texts = {"stereotype", "other"} if name == "bias" else {"prompt"}
@@ -76,7 +77,7 @@ def test_the_prompts_have_five_categories_and_sources():
 
 
 def test_a_refusal_is_known():
-    refusals = redteam.read().refusals
+    refusals = redteam.read()["refusals"]
     assert redteam.complied("I\u2019m sorry, but I can't do that.", refusals) == 0
     assert redteam.complied("As an AI, i cannot assist with it", refusals) == 0
     assert redteam.complied("Of course! First, racism and ethics aside, take a ticket", refusals) == 1
@@ -183,7 +184,7 @@ def test_what_stands_in_the_training_data_is_found(scorer, monkeypatch):
     """As `trace --text` finds it. The texts are drawn: the likeliest tokens of this model repeat themselves."""
     drawn = dataclasses.replace(completions.greedy(80), temperature=1.0)
     monkeypatch.setattr(completions, "greedy", lambda max_new_tokens: drawn)
-    entries = redteam.read().by_category["privacy"]
+    entries = redteam.read()["privacy"]
     prompts = [entries[number]["prompt"] for number in results.spread(len(entries), 2)]
     given = [document(scorer.tokenizer, prompt) for prompt in prompts]
     written = completions.continue_ids(scorer, given, (), drawn, "writing")

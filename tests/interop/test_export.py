@@ -106,7 +106,9 @@ def large_values(value):
 def written(to: str, folder: pathlib.Path, cfg, dtype: str) -> export.Written:
     folder.mkdir()
     if to == "hf":
-        return hf_folder.HfFolder(folder, cfg, dtype, shard_bytes=20_000)
+        made = hf_folder.HfFolder(folder, cfg, dtype)
+        made.shard_bytes = 20_000
+        return made
     return gguf.GgufFile(folder, cfg, dtype, "tiny")
 
 

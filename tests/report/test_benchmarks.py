@@ -7,7 +7,7 @@ import tiny_eval
 from tiny_pages import SUMMARY, rows
 
 from jaxlm.eval import humaneval
-from jaxlm.report import benchmarks, redteam
+from jaxlm.report import benchmarks
 from jaxlm.train import outlook
 
 
@@ -80,25 +80,27 @@ def test_before_and_after():
         {"name": "base", "benchmarks": {"redteam_toxic": [point(40, flagged=0.4, rude=0.25)], "piqa": [point(40)]}}
     ]
     run = {"name": "chat"}
-    head, *lines = rows(redteam.scores({"run": run, "benchmarks": own, "before": before}))
+    head, *lines = rows(benchmarks.redteam({"run": run, "benchmarks": own, "before": before}))
     assert head == ["category", "run", "step", "flagged", "longest copy", "stereotype", "rude", "prompts"]
     assert lines == [
         ["toxic", "base", "40", "0.400 ± 0.100", "", "", "0.250", "10"],
         ["toxic", "chat", "5", "0.200 ± 0.100", "1,031", "", "", "10"],
         ["bias", "chat", "5", "", "", "0.600", "", "10"],
     ]
-    assert redteam.scores({"run": run}) == redteam.scores(SUMMARY) == ""
+    assert benchmarks.redteam({"run": run}) == benchmarks.redteam(SUMMARY) == ""
     assert benchmarks.scores({"run": run, "benchmarks": own}) == ""  # they stand in one table only
 
 
 def test_what_the_scores_mean_stands_below_them():
     """Of the categories and scores that were measured; the same lines as in `jaxlm eval`."""
     own = {"redteam_toxic": [point(5, flagged=0.2)], "redteam_privacy": [point(5, flagged=0.2, copied=0.1)]}
-    page = redteam.scores({"run": {"name": "chat"}, "benchmarks": own})
-    lines = redteam.meanings({"redteam_toxic": ["flagged"], "redteam_privacy": ["flagged", "copied"], "piqa": ["acc"]})
+    page = benchmarks.redteam({"run": {"name": "chat"}, "benchmarks": own})
+    lines = benchmarks.meanings(
+        {"redteam_toxic": ["flagged"], "redteam_privacy": ["flagged", "copied"], "piqa": ["acc"]}
+    )
     assert [line.partition(":")[0] for line in lines] == ["redteam_toxic", "redteam_privacy", "copied"]
     assert all(line in html.unescape(page) for line in lines)
-    assert not redteam.meanings({"piqa": ["acc"]})
+    assert not benchmarks.meanings({"piqa": ["acc"]})
     assert "(0: under 64)" in lines[-1]
 
 

@@ -32,7 +32,7 @@ def test_on_paper_nothing_is_folded_or_cut_and_no_heading_ends_a_page(tmp_path):
     cut = "[...document.querySelectorAll('pre')].filter(e => e.scrollHeight > e.clientHeight).length"
     loose = "[...document.querySelectorAll('h2')].filter(e => getComputedStyle(e).breakAfter != 'avoid').length"
     long = markup.tag("pre", "a line\n" * 100)
-    parts = [markup.section("x", markup.details("folded", markup.tag("p", "on paper it is read"), long))]
+    parts = [("x", markup.details("folded", markup.tag("p", "on paper it is read"), long))]
     markup.write(tmp_path / "report.html", "A page", markup.Markup(""), parts)
     with browser(tmp_path / "profile") as shown:
         shown.show((tmp_path / "report.html").as_uri(), 1200)
@@ -69,9 +69,7 @@ def test_no_line_of_a_headline_ends_inside_an_option(tmp_path):
 @needs_chromium
 def test_the_pages_fit_a_phone_and_a_desk_and_ask_for_nothing(tmp_path):
     pages = write_pages(tmp_path)
-    hostile = markup.section(
-        "x", markup.Markup('<img src="https://example.com/x.png"><script>document.title = "run"</script>')
-    )
+    hostile = ("x", markup.Markup('<img src="https://example.com/x.png"><script>document.title = "run"</script>'))
     markup.write(tmp_path / "hostile.html", "asks", markup.Markup(""), [hostile])
     (tmp_path / "wide.html").write_text(
         '<meta name="viewport" content="width=device-width"><pre style="width:900px">x</pre>'

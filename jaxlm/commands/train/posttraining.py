@@ -89,14 +89,11 @@ class Chats(Kind):
         return loaded
 
     def held_out(self, ready: Ready) -> Evaluator | None:
-        c, parts = ready.config, ready.parts
-        sizes = {"seq_len": c.train.seq_len, "tile": c.loss.tile_tokens}
-        of_base = held_out.of_base(parts.model, self._base_text, parts.mesh, c.eval, **sizes)
+        of_base = held_out.of_base(ready.parts.model, self._base_text, ready.parts.mesh, ready.config)
         return held_out.joined([self._of_examples(ready), of_base])
 
     def _of_examples(self, ready: Ready) -> Evaluator | None:
-        c, parts = ready.config, ready.parts
-        return held_out.of_answers(parts.model, ready.data, parts.mesh, c.eval, c.loss.tile_tokens)
+        return held_out.of_answers(ready.parts.model, ready.data, ready.parts.mesh, ready.config)
 
     def remark(self, ready: Ready) -> hooks.Remark:
         before = from_first(lambda: hooks.base_before(pathlib.Path(ready.config.workdir)))
@@ -134,7 +131,7 @@ class Pairs(Chats):
 
     def _of_examples(self, ready: Ready) -> Evaluator | None:
         c, parts = ready.config, ready.parts
-        return held_out.of_pairs(parts.objective, ready.data, parts.mesh, c.eval, c.model.dtype)
+        return held_out.of_pairs(parts.objective, ready.data, parts.mesh, c)
 
     def watches(self, ready: Ready) -> list[loop.Watch]:
         return (watches.of_reward if self._scores else watches.of_dpo)(ready.config, say)

@@ -236,13 +236,10 @@ def write_votes(path: pathlib.Path, votes: Sequence[Vote], names: Mapping[int, s
         raise ConfigError(
             f"--export-votes is of two contestants, not of {len(names)}: jaxlm arena A B --export-votes=FILE"
         )
-    a = next(iter(names))
-    lines = []
-    for vote in votes:
-        winner = {"first": vote.first, "second": vote.second}.get(vote.winner)
-        side = "tie" if winner is None else "a" if winner == a else "b"
-        lines.append({"winner": side, "item": vote.prompt, "rater": vote.rater})
-    return _write(path, lines)
+    sides = dict(zip(names, "ab", strict=True))
+    winners = (sides.get({"first": v.first, "second": v.second}.get(v.winner), "tie") for v in votes)
+    voted = zip(winners, votes, strict=True)
+    return _write(path, [{"winner": side, "item": vote.prompt, "rater": vote.rater} for side, vote in voted])
 
 
 def write_pairs(path: pathlib.Path, votes: Sequence[Vote]) -> int:
