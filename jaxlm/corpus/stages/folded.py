@@ -59,10 +59,16 @@ def forget_names(body, words: frozenset[bytes], comments: bool) -> None:
         while main.parent is not None and main.parent != body:  # what holds the text is no sidebar, whatever its name
             main = main.parent
             _bare(main)
-    for term in body.query_selector_all("dt[id]").values():
-        term.delattr("id")
-    for section in body.query_selector_all("section[id], div[id]").values():
-        if _is_named_by_heading(section) and (comments or section.query_selector(_WRITTEN) is None):
+    for title in body.query_selector_all("h2[id], h3[id], h4[id], dt[id]").values():
+        below = title.next_element_sibling
+        if title.tag == "dt" or (below is not None and below.tag in ("p", "pre", "table", "dl")):
+            title.delattr("id")
+    sections = body.query_selector_all("section[id], div[id]").values()
+    like = collections.Counter(map(_kind, sections))
+    for section in sections:
+        if _is_named_by_heading(section, like[_kind(section)] > 1) and (
+            comments or section.query_selector(_WRITTEN) is None
+        ):
             _bare(section)
     if any(b"comment" in word for word in words):
         named = body.query_selector_all("[class*=comment]:not([class*=comments])").values()
@@ -129,8 +135,11 @@ def _are_title_and_text(before, element) -> bool:
     return bool(alone and line) and before.tag == element.tag
 
 
-def _is_named_by_heading(section) -> bool:
-    """Returns True if the id is made of the section's heading, as pandoc makes it, and the section has a text."""
+def _is_named_by_heading(section, among_others: bool) -> bool:
+    """Returns True if the section has a text, and its id is made of its heading, as pandoc makes it.
+
+    Of a section `among_others` of its kind, the id may be the heading's first words.
+    """
     heading = section.first_element_child
     while heading is not None and heading.tag in ("div", "header"):
         heading = heading.first_element_child
@@ -138,7 +147,8 @@ def _is_named_by_heading(section) -> bool:
         return False
     texts = _NUMBER.sub("", heading.text), section.getattr("id")
     slug, name = (_WORDLESS.sub("", text).casefold() for text in texts)
-    return bool(slug) and name.rstrip("0123456789") == slug.rstrip("0123456789")
+    slug, name = slug.rstrip("0123456789"), name.rstrip("0123456789")
+    return bool(slug and name) and (name == slug or (among_others and slug.startswith(name)))
 
 
 def _is_documentation(element) -> bool:

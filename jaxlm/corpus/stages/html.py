@@ -75,6 +75,7 @@ _LINES = (  # of a block that holds no other
     ":is(div, td, p, center):has(a):not(:has(div, td, p, center, ul, ol, table, pre, br, h1, h2, h3, h4, h5, h6, input, img))"
 )
 _TITLES = ("h1", "h2", "h3", "h4", "h5", "h6", "summary", "caption")
+_NO_TITLES = "img, h2, h3, h4, h5, h6, a[href^='#']:not([href='#'])"  # of cards, of a table of contents
 _BESIDE = "aside, nav, header, footer"
 _SIGNS = re.compile(r"[\W_]+")
 
@@ -294,7 +295,9 @@ def _drop_menus(body) -> None:
     for form in body.query_selector_all("form:has(textarea)").values():  # one around the page is no form to write in
         if form.query_selector("h1, main, article, [role=main]") is None and 2 * len(form.text) < len(body.text):
             form.decompose()
-    for table in reversed(body.query_selector_all("table:has(a), tr > td:has(a ~ a ~ a)").values()):  # inner ones first
+    for table in reversed(
+        body.query_selector_all("table:has(a), tr > td:has(a ~ br ~ a ~ br ~ a)").values()
+    ):  # inner ones first
         text, links = len(" ".join(table.text.split())), table.query_selector_all("a")
         short = len(links) > 1 and text < _LONG_ITEM * len(links)
         if short and page.linked_chars(table) > _LINKED * text and not _is_introduced(table):
@@ -333,7 +336,7 @@ def _protect_lists(tree: HTMLTree, body) -> None:
         linked = page.linked_chars(ul)
         if not items or (linked > _LINKED * text and text < _LONG_ITEM * len(items) and not _below_paragraph(ul)):
             continue
-        if linked > _LINKED * text and ul.query_selector("img, h2, h3, h4, h5, h6") is None:  # no cards
+        if linked > _LINKED * text and ul.query_selector(_NO_TITLES) is None:
             links += ul.query_selector_all("a").values()
         block = _in_place_of(tree, ul, "div")
         for item in items:
@@ -347,8 +350,8 @@ def _protect_lists(tree: HTMLTree, body) -> None:
             block.append_child(line)
         ul.replace_with(block)
     for link in links:  # resiliparse drops a line of links deep in the page
-        link.parent.insert_before(tree.create_text_node(link.text), link)
-        link.decompose()
+        if link.parent is not None:  # once, also in a list inside a list
+            link.replace_with(tree.create_text_node(link.text))
 
 
 def _below_paragraph(element) -> bool:

@@ -434,6 +434,36 @@ FOUND = [  # page, what stays, what goes
         ["- The coal question", "- Sweetness and power"],
         [],
     ),
+    (  # a table of contents
+        f"<main><div><div><div><div><h1>Course</h1><h2>Contents</h2><ul><li><a href='#a'>Coal</a></li><li><a href='#b'>Salt"
+        f"</a></li></ul>{PROSE}</div></div></div></div></main>",
+        ["several systems"],
+        ["- Coal", "- Salt"],
+    ),
+    (  # a table of names: no menu, as no line ends between its links
+        f"<h1>Zip</h1>{PROSE}<table><tr><td><a href='a'>Show</a> <a href='b'>Level</a> <a href='c'>Source</a><div>Shows it."
+        "</div><div>In full.</div></td></tr></table>",
+        ["Show Level Source"],
+        [],
+    ),
+    (  # a section among others
+        f"<main><h1>Eels</h1><section id='a' class='level2'><h2>A net</h2>{PROSE}</section><section id='comments' class="
+        "'level2'><h2>Comments on it</h2><p>It is biased.</p></section></main>",
+        ["Comments on it", "It is biased."],
+        [],
+    ),
+    (
+        f"<main><h1>On call</h1>{PROSE}<h2 id='x-comments'>Comments in the log</h2><p>Write what you did.</p></main>",
+        ["Comments in the log", "Write what you did."],
+        [],
+    ),
+    (f"<main><h1>Roof</h1>{PROSE}</main><div id='comments'><h2>Comments on it</h2><p>Well done.</p></div>", [], ["Well done."]),
+    (  # a list inside a list
+        f"<main><h1>Course</h1>{PROSE}<h3>Readings</h3><ul><li><a href='a'>The coal question</a><p>Also:</p><ul><li>"
+        "<a href='b'>Sweetness</a></li><li><a href='c'>Power</a></li></ul></li></ul></main>",
+        ["- The coal question", "- Sweetness", "- Power"],
+        [],
+    ),
     (
         f"<main><h1>Help</h1>{PROSE}<dl><dt><button aria-expanded='false'>How long does it take?</button></dt>"
         "<dd class='collapse'><p>Ten working days.</p></dd></dl></main>",
