@@ -368,7 +368,7 @@ def _said(match: re.Match, silent: collections.Counter[str]) -> str:
         return known(positional or [""])
     said, alone = "", _is_alone(before, after)
     inside = not alone and not _is_note(before, after)
-    if inside and (place := _POSITION.match("|".join(positional))):
+    if inside and positional and positional[0][0].isdigit() and (place := _POSITION.match("|".join(positional))):
         return " ".join(_angle(place[i], place[i + 1]) for i in (1, 3))
     if not _SILENT.fullmatch(name):
         if alone:

@@ -4,8 +4,9 @@ The rules here read the page's structure: the panel that a button opens, element
 """
 
 import collections
+import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from resiliparse.parse.html import HTMLTree
 
@@ -59,18 +60,18 @@ def forget_names(body, words: frozenset[bytes], comments: bool) -> None:
         while main.parent is not None and main.parent != body:  # what holds the text is no sidebar, whatever its name
             main = main.parent
             _bare(main)
-    for title in body.query_selector_all("h2[id], h3[id], h4[id], dt[id]").values():
+    commented = any(b"comment" in word for word in words)
+    titles = "dt[id]" * (b"dt" in words), "h2[id*=comment], h3[id*=comment], h4[id*=comment]" * commented
+    for title in body.query_selector_all(", ".join(filter(None, titles))).values() if any(titles) else ():
         below = title.next_element_sibling
         if title.tag == "dt" or (below is not None and below.tag in ("p", "pre", "table", "dl")):
             title.delattr("id")
     sections = body.query_selector_all("section[id], div[id]").values()
-    like = collections.Counter(map(_kind, sections))
-    for section in sections:
-        if _is_named_by_heading(section, like[_kind(section)] > 1) and (
-            comments or section.query_selector(_WRITTEN) is None
-        ):
+    kinds = functools.cache(lambda: collections.Counter(map(_kind, sections)))
+    for section in [section for section in sections if _is_named_by_heading(section, kinds)]:
+        if comments or section.query_selector(_WRITTEN) is None:
             _bare(section)
-    if any(b"comment" in word for word in words):
+    if commented:
         named = body.query_selector_all("[class*=comment]:not([class*=comments])").values()
         like = collections.Counter(map(_kind, named))
         for element in named:
@@ -135,10 +136,10 @@ def _are_title_and_text(before, element) -> bool:
     return bool(alone and line) and before.tag == element.tag
 
 
-def _is_named_by_heading(section, among_others: bool) -> bool:
+def _is_named_by_heading(section, kinds: Callable[[], Mapping[tuple, int]]) -> bool:
     """Returns True if the section has a text, and its id is made of its heading, as pandoc makes it.
 
-    Of a section `among_others` of its kind, the id may be the heading's first words.
+    If there are others of its kind (`_kind`), the id may be the heading's first words.
     """
     heading = section.first_element_child
     while heading is not None and heading.tag in ("div", "header"):
@@ -148,7 +149,7 @@ def _is_named_by_heading(section, among_others: bool) -> bool:
     texts = _NUMBER.sub("", heading.text), section.getattr("id")
     slug, name = (_WORDLESS.sub("", text).casefold() for text in texts)
     slug, name = slug.rstrip("0123456789"), name.rstrip("0123456789")
-    return bool(slug and name) and (name == slug or (among_others and slug.startswith(name)))
+    return bool(slug and name) and (name == slug or (slug.startswith(name) and kinds()[_kind(section)] > 1))
 
 
 def _is_documentation(element) -> bool:

@@ -159,7 +159,7 @@ def main_text(
     if markup:
         _mark_headings(tree, body)
     if root is None:
-        _drop_menus(body)
+        _drop_menus(body, words)
         folded.forget_names(body, words, comments)
         for element in _find(body, words, _INLINE):
             element.replace_with(tree.create_text_node(element.text))
@@ -290,14 +290,12 @@ def _in_place_of(tree: HTMLTree, element, tag: str):
     return new
 
 
-def _drop_menus(body) -> None:
+def _drop_menus(body, words: frozenset[bytes]) -> None:
     """Removes tables and columns of short links, lines of links with only signs between them, and forms to write in."""
-    for form in body.query_selector_all("form:has(textarea)").values():  # one around the page is no form to write in
+    for form in _find(body, words, "form:has(textarea)"):  # one around the page is no form to write in
         if form.query_selector("h1, main, article, [role=main]") is None and 2 * len(form.text) < len(body.text):
             form.decompose()
-    for table in reversed(
-        body.query_selector_all("table:has(a), tr > td:has(a ~ br ~ a ~ br ~ a)").values()
-    ):  # inner ones first
+    for table in reversed(_find(body, words, "table:has(a), td:has(a ~ br ~ a ~ br ~ a)")):  # inner ones first
         text, links = len(" ".join(table.text.split())), table.query_selector_all("a")
         short = len(links) > 1 and text < _LONG_ITEM * len(links)
         if short and page.linked_chars(table) > _LINKED * text and not _is_introduced(table):
