@@ -307,6 +307,8 @@ _NUMBER = re.compile(r"[-+\u2212]?\d[\d.,\u00a0 ]*(?:[/e+\u00b1]\d+)?")
 _UNIT = re.compile(r"(?!\d)\S{1,15}(?: \S{1,12})?")
 _BETWEEN = {"-": "\u2013", "\u2013": "\u2013", "to": " to ", "x": " x ", "by": " by ", "and": " and ", "or": " or "}
 _CODE = re.compile(r"[a-z]{2,3}(?:-[A-Za-z]{2,8})*")  # of a language
+_UNIT_NAME = re.compile(r"[a-z]{2,3}|m")
+_POSITION = re.compile(r"((?:\d[\d.]*\|){0,2}\d[\d.]*)\|([NS])\|((?:\d[\d.]*\|){0,2}\d[\d.]*)\|([EWO])(?![^|])")
 _PREFIX = re.compile(r"[A-Z]{2,4}\$?|\W|\w?\W")  # a name that is part of what is said: USD 5, USS Enterprise
 _NAME = re.compile(r"[A-Z\u00c0-\u00de][^\W\d_]+")
 _FORMULA = re.compile(r"[A-Z][a-z]?|\d{1,2}")
@@ -366,6 +368,8 @@ def _said(match: re.Match, silent: collections.Counter[str]) -> str:
         return known(positional or [""])
     said, alone = "", _is_alone(before, after)
     inside = not alone and not _is_note(before, after)
+    if inside and positional and positional[0][0].isdigit() and (place := _POSITION.match("|".join(positional))):
+        return " ".join(_angle(place[i], place[i + 1]) for i in (1, 3))
     if not _SILENT.fullmatch(name):
         if alone:
             said = _quotation(positional, named, _follows_text(before))
@@ -412,7 +416,7 @@ def _is_note(before: str, after: str) -> bool:
 def _inside(name: str, positional: Sequence[str], named: Mapping[str, str]) -> str:
     """Returns the words that replace a template inside a sentence; "" for none."""
     if not positional:
-        return _named_text(named)
+        return _measures(named) or _named_text(named)
     if any(key in _DATED for key in named) and not _NUMBER.fullmatch(positional[0]):
         return ""
     first, rest = positional[0], positional[1:]
@@ -434,6 +438,8 @@ def _inside(name: str, positional: Sequence[str], named: Mapping[str, str]) -> s
         return rest[0]
     # In another alphabet: words with letters, but none of the Latin alphabet.
     foreign = first.isascii() and any(_WORD.search(word) and not re.search("[A-Za-z]", word) for word in rest[:2])
+    if len(rest) > 1 and all(" " in word for word in positional):  # a list
+        return ", ".join(positional)
     return f"{first} ({', '.join(rest[:2])})" if foreign else first
 
 
@@ -463,6 +469,18 @@ def _quantity(words: Sequence[str]) -> str:
         else:
             break
     return said.strip()
+
+
+def _measures(named: Mapping[str, str]) -> str:
+    """Returns numbers by their units: 6 ft 2 in of ft=6 and in=2; "" for other arguments."""
+    if not all(_NUMBER.fullmatch(value) and _UNIT_NAME.fullmatch(key) for key, value in named.items()):
+        return ""
+    return " ".join(f"{value} {key}" for key, value in named.items())
+
+
+def _angle(numbers: str, direction: str) -> str:
+    """Returns `52|31` and "N" as 52\u00b031\u2032N."""
+    return "".join(map("".join, zip(numbers.split("|"), "\u00b0\u2032\u2033", strict=False))) + direction
 
 
 def _named_text(named: Mapping[str, str]) -> str:

@@ -98,7 +98,7 @@ _ASSIGNED = re.compile(
     rf"(?i){_NAME}\w*"
     r"(?:[ \t](?:for|to|of|on|f\xfcr|zum|zur|vom|de|du|del|para|per|di|do|da|van|voor)[ \t][^\n:=.\"']{1,40}?)?"
     r"(?:[\"'`\])*]{1,3}[ \t]{0,3}(?P<comma>,)|[\"'`\])*]{0,3}[ \t]{0,3}(?:=>|:=|={1,3}|:=?|>|"
-    rf"(?P<verb>(?<=[ \t]){_IS}(?=[ \t]))))[ \t]{{0,3}}:?[ \t]{{0,3}}"
+    rf"(?P<verb>(?<=[ \t]){_IS}(?=[ \t:]))))[ \t]{{0,3}}:?[ \t]{{0,3}}"
     r"(?P<quote>\\?[\"'`\u201c\u201e]?)(?P<value>[^\s\"'`\u201c\u201d<]{4,100})(?P<after>[\"'`\u201c\u201d(<]?)"
 )
 _OPTION = re.compile(  # curl -u "user:...", sshpass -p ..., mysql -p..., .netrc, SQL

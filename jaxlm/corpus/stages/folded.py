@@ -4,8 +4,9 @@ The rules here read the page's structure: the panel that a button opens, element
 """
 
 import collections
+import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from resiliparse.parse.html import HTMLTree
 
@@ -24,6 +25,7 @@ _POINTERS = {name: f"[{name}]" for name in ("aria-controls", "data-target", "dat
 }
 _NAMES = ("class", "id", "role", "aria-hidden", "hidden", "style")  # by which rules judge an element
 _LINKED = 0.6  # of an element's characters; with more in links it is a menu
+_NUMBER = re.compile(r"\s*\d+(?:\.\d+)*\.?\s+")  # of a section
 _WORDLESS = re.compile(r"[\W_]+")
 _WRITTEN = "[class*=comment], [class*=author], time, form"  # in a section of readers' comments
 _READERS = "time, form, img, input, [rel~=nofollow], [datetime]"  # in what readers wrote
@@ -47,14 +49,29 @@ def unfold(tree: HTMLTree, body, words: frozenset[bytes]) -> None:
             _write_title(tree, button)
     for panel in panels:
         _bare(panel)
+        opener = panel.previous_element_sibling
+        if opener is not None and opener.matches("[role=button]"):
+            _write_paragraph(tree, opener)
 
 
 def forget_names(body, words: frozenset[bytes], comments: bool) -> None:
     """Removes the attributes (`_NAMES`) for which resiliparse's rules would drop sections and documentation."""
-    for section in body.query_selector_all("section[id], div[id]").values():
-        if _is_named_by_heading(section) and (comments or section.query_selector(_WRITTEN) is None):
+    for main in body.query_selector_all("main, [role=main]").values():
+        while main.parent is not None and main.parent != body:  # what holds the text is no sidebar, whatever its name
+            main = main.parent
+            _bare(main)
+    commented = any(b"comment" in word for word in words)
+    titles = "dt[id]" * (b"dt" in words), "h2[id*=comment], h3[id*=comment], h4[id*=comment]" * commented
+    for title in body.query_selector_all(", ".join(filter(None, titles))).values() if any(titles) else ():
+        below = title.next_element_sibling
+        if title.tag == "dt" or (below is not None and below.tag in ("p", "pre", "table", "dl")):
+            title.delattr("id")
+    sections = body.query_selector_all("section[id], div[id]").values()
+    kinds = functools.cache(lambda: collections.Counter(map(_kind, sections)))
+    for section in [section for section in sections if _is_named_by_heading(section, kinds)]:
+        if comments or section.query_selector(_WRITTEN) is None:
             _bare(section)
-    if any(b"comment" in word for word in words):
+    if commented:
         named = body.query_selector_all("[class*=comment]:not([class*=comments])").values()
         like = collections.Counter(map(_kind, named))
         for element in named:
@@ -72,14 +89,18 @@ def _write_title(tree: HTMLTree, button) -> None:
     heading, parent = button.query_selector(_HEADINGS), button.parent
     if heading is not None:
         button.replace_with(heading)
-    elif parent.tag in _HEADINGS.split(", "):
+    elif parent.tag in ("dt", *_HEADINGS.split(", ")):
         button.replace_with(tree.create_text_node(button.text))
     elif any(button.hasattr(name) for name in ("aria-expanded", *_POINTERS)):
         below = button.next_element_sibling
         if below is not None and _holds_text(below):
-            title = tree.create_element("p")
-            title.text = button.text
-            button.replace_with(title)
+            _write_paragraph(tree, button)
+
+
+def _write_paragraph(tree: HTMLTree, element) -> None:
+    title = tree.create_element("p")
+    title.text = element.text
+    element.replace_with(title)
 
 
 def _holds_text(element) -> bool:
@@ -96,26 +117,39 @@ def _kind(element) -> tuple:
 
 def _is_panel(element, opened: set[str], shown: Mapping[tuple, int]) -> bool:
     """Returns True if a hidden element is text that a click shows. shown: `_kind` -> number of elements that show."""
-    if element.closest(_APART) is not None:
+    apart = element.closest(_APART)
+    if apart is not None and (apart.tag != "form" or apart.query_selector("h1") is None):  # ASP.NET: a form is the page
         return False
     if element.getattr("role") == "tabpanel" or (element.getattr("id") or "-") in opened:
         return True
     before = element.previous_element_sibling
-    if before is not None and before.tag != "h1" and before.matches(_OPENERS):
+    if before is not None and before.tag != "h1" and (before.matches(_OPENERS) or _are_title_and_text(before, element)):
         return True
     kind = _kind(element)
     return len(kind) > 2 and shown[kind] > 0  # one of several tabs, of which another shows
 
 
-def _is_named_by_heading(section) -> bool:
-    """Returns True if the id is made of the section's heading, as pandoc makes it, and the section has a text."""
+def _are_title_and_text(before, element) -> bool:
+    """Returns True if two elements of one tag are alone in theirs, and the first is a line without links."""
+    alone = before.previous_element_sibling is None and element.next_element_sibling is None
+    line = before.text.strip() and before.query_selector(f"a, img, {_PROSE}") is None
+    return bool(alone and line) and before.tag == element.tag
+
+
+def _is_named_by_heading(section, kinds: Callable[[], Mapping[tuple, int]]) -> bool:
+    """Returns True if the section has a text, and its id is made of its heading, as pandoc makes it.
+
+    If there are others of its kind (`_kind`), the id may be the heading's first words.
+    """
     heading = section.first_element_child
     while heading is not None and heading.tag in ("div", "header"):
         heading = heading.first_element_child
     if heading is None or heading.tag not in _HEADINGS.split(", ") or not _holds_text(section):
         return False
-    slug, name = (_WORDLESS.sub("", text).casefold() for text in (heading.text, section.getattr("id")))
-    return bool(slug) and name.rstrip("0123456789") == slug.rstrip("0123456789")
+    texts = _NUMBER.sub("", heading.text), section.getattr("id")
+    slug, name = (_WORDLESS.sub("", text).casefold() for text in texts)
+    slug, name = slug.rstrip("0123456789"), name.rstrip("0123456789")
+    return bool(slug and name) and (name == slug or (slug.startswith(name) and kinds()[_kind(section)] > 1))
 
 
 def _is_documentation(element) -> bool:

@@ -30,7 +30,8 @@ _ROOTS = (
 _FURNITURE = (
     "nav, button, select, template, noscript, svg, iframe, dialog, [hidden], [aria-hidden=true],"
     " [style*='display:none'], [style*='display: none'], [role=navigation], [role=search], [role=dialog],"
-    " [role=alertdialog], [role=menu], [role=menubar], [role=toolbar], .headerlink, .anchorjs-link, .heading-anchor,"
+    " [role=alertdialog], [role=menu], [role=menubar], [role=toolbar], [role=complementary],"
+    " .headerlink, .anchorjs-link, .heading-anchor,"
     " .hash-link, a.anchor, a.permalink, .skip-link, .skiplink, .skip-to-content, .sr-only, .visually-hidden,"
     " .breadcrumb, .breadcrumbs, #breadcrumbs, .cookie-banner, #cookie-banner, .cookie-notice, .cookie-consent,"
     " .cookies, #onetrust-consent-sdk, #CybotCookiebotDialog, .cc-window, .gdpr, .newsletter, .newsletter-signup,"
@@ -74,6 +75,7 @@ _LINES = (  # of a block that holds no other
     ":is(div, td, p, center):has(a):not(:has(div, td, p, center, ul, ol, table, pre, br, h1, h2, h3, h4, h5, h6, input, img))"
 )
 _TITLES = ("h1", "h2", "h3", "h4", "h5", "h6", "summary", "caption")
+_NO_TITLES = "img, h2, h3, h4, h5, h6, a[href^='#']:not([href='#'])"  # of cards, of a table of contents
 _BESIDE = "aside, nav, header, footer"
 _SIGNS = re.compile(r"[\W_]+")
 
@@ -157,12 +159,12 @@ def main_text(
     if markup:
         _mark_headings(tree, body)
     if root is None:
-        _drop_menus(body)
+        _drop_menus(body, words)
         folded.forget_names(body, words, comments)
         for element in _find(body, words, _INLINE):
             element.replace_with(tree.create_text_node(element.text))
-        _protect_figures(tree, body)
         _protect_lists(tree, body)
+    _protect_figures(tree, body)
     text = _extract(tree, root is None, comments)
     if root is None:
         # Rules by class names sometimes take a whole article for furniture.
@@ -288,9 +290,12 @@ def _in_place_of(tree: HTMLTree, element, tag: str):
     return new
 
 
-def _drop_menus(body) -> None:
-    """Removes tables of short links, and lines of links with only signs between them: menus and breadcrumbs."""
-    for table in reversed(body.query_selector_all("table:has(a)").values()):  # inner ones first
+def _drop_menus(body, words: frozenset[bytes]) -> None:
+    """Removes tables and columns of short links, lines of links with only signs between them, and forms to write in."""
+    for form in _find(body, words, "form:has(textarea)"):  # one around the page is no form to write in
+        if form.query_selector("h1, main, article, [role=main]") is None and 2 * len(form.text) < len(body.text):
+            form.decompose()
+    for table in reversed(_find(body, words, "table:has(a), td:has(a ~ br ~ a ~ br ~ a)")):  # inner ones first
         text, links = len(" ".join(table.text.split())), table.query_selector_all("a")
         short = len(links) > 1 and text < _LONG_ITEM * len(links)
         if short and page.linked_chars(table) > _LINKED * text and not _is_introduced(table):
@@ -322,12 +327,15 @@ def _protect_figures(tree: HTMLTree, body) -> None:
 def _protect_lists(tree: HTMLTree, body) -> None:
     """Turns text lists into plain blocks: resiliparse drops every `ul` near the body or with over 20% of links."""
     # Items of a menu are short links: a list with other text, of long items or right below a paragraph stays.
+    links = []
     for ul in reversed(body.query_selector_all("ul").values()):  # inner ones first
         text = len(ul.text)
         items = [item for item in ul.child_nodes.values() if item.tag == "li"]
         linked = page.linked_chars(ul)
         if not items or (linked > _LINKED * text and text < _LONG_ITEM * len(items) and not _below_paragraph(ul)):
             continue
+        if linked > _LINKED * text and ul.query_selector(_NO_TITLES) is None:
+            links += ul.query_selector_all("a").values()
         block = _in_place_of(tree, ul, "div")
         for item in items:
             line = tree.create_element("p")
@@ -339,6 +347,9 @@ def _protect_lists(tree: HTMLTree, body) -> None:
                     line.append(node)
             block.append_child(line)
         ul.replace_with(block)
+    for link in links:  # resiliparse drops a line of links deep in the page
+        if link.parent is not None:  # once, also in a list inside a list
+            link.replace_with(tree.create_text_node(link.text))
 
 
 def _below_paragraph(element) -> bool:

@@ -76,7 +76,10 @@ _LETTER = r"A-Za-z0-9\u00c0-\u024f"  # not \w: no space parts Chinese or Japanes
 _LOCAL = re.compile(rf"(?<![{_LETTER}._%+-])[{_LETTER}](?:[{_LETTER}._%+'-]{{0,62}}[{_LETTER}_+-])?( ?)\Z")
 _DOT = r"(?:\.| ?[\[({] ?(?:dot|DOT|\.) ?[\])}] ?| dot )"
 _DOMAIN = re.compile(rf" ?((?:[{_LETTER}](?:[{_LETTER}-]*[{_LETTER}])?{_DOT})+)([A-Za-z]{{2,13}})(?![\w(@])")
-_SPOKEN = re.compile(r"(?i)\b\w+(?:(?:\.| dot )\w+)+ at (?:\w+(?: dot |\.))+(?:com|org|net|edu|gov|io|[a-z]{2})\b")
+_SPOKEN = re.compile(
+    r"(?i)\b\w+(?:(?:\.| dot )\w+)+ at (?:\w+(?: dot |\.))+(?:com|org|net|edu|gov|io|[a-z]{2})\b"
+    r"|(?-i:\b[\w.+-]+ AT (?:[\w-]+ DOT )+[A-Za-z]{2,4}\b)"
+)
 _LABEL_MESSAGE = re.compile(r"(?i)(?:/m|\bmsg-?id|\bmessage-?id)[/=:\s]{1,3}<?\Z")
 # Top-level domains: any two letters, or one of these. Else `icon@2x.png` and `a@b.transpose` would be addresses.
 _DOMAINS = frozenset(
@@ -235,7 +238,9 @@ def _ibans(text: str, settings: Settings, code: str) -> Spans:
             words = re.sub(r"[^A-Z0-9]?[A-Z0-9]+\Z", "", words)
 
 
-_SSN = re.compile(r"\d(?<![\w.,/-]\d)\d{2}(?:-\d{2}-|[ \xa0]\d{2}[ \xa0]|\d{2}| - \d{2} - )\d{4}(?![\w/-]|\.\d)")
+_SSN = re.compile(
+    r"\d(?<![\w./-]\d)(?<!\d,\d)\d{2}(?:-\d{2}-|[ \xa0]\d{2}[ \xa0]|\d{2}| - \d{2} - )\d{4}(?![\w/-]|\.\d)"
+)
 _LABEL_SSN = re.compile(
     r"(?i)(?:\bssns?\b|\bss ?(?:#|no\b|num)|\bsoc(?:ial)?(?: security|\.? sec\b|,| is| number|:|\Z))[^\d\n]{0,36}\Z"
 )
@@ -272,7 +277,7 @@ def _macs(text: str, settings: Settings, code: str) -> Spans:
 # The shapes find candidates; the library checks their numbers, in other countries than North America's their grouping too.
 _INTERNATIONAL = re.compile(r"[+0](?<![\w.+=-].)(?:(?<=\+)|0)[1-9](?:[ ()./\u2010-\u2013\xa0-]{0,2}\d){6,14}(?!\w)")
 _NANP = re.compile(r"[(2-9](?:(?<=\()[2-9]\d\d\)[ .-]?|(?<=[2-9])\d\d[ .-])\d{3}[ .-]\d{4}(?![\w-]|[.,]\d|/\d)")
-_NATIONAL = re.compile(r"\d(?<![\w.,$#+-]\d)(?:[ ()./\u2010-\u2013\xa0-]{0,2}\d){6,14}(?!\w|[.,-]\d)")
+_NATIONAL = re.compile(r"\d(?<![\w.,$#+-]\d)(?:(?: /(?= ))?[ ()./\u2010-\u2013\xa0-]{0,2}\d){6,14}(?!\w|[.,-]\d)")
 _EXTENSION = re.compile(r",?\s?(?:ext(?:ension)?\b\.?|x)\s?\d{1,6}\b", re.IGNORECASE)
 _LABEL_PHONE = re.compile(
     r"(?i)(?:\b(?:tele?(?:ph?on[eo]?|foon|fax)?|t[\xe9e]l(?:[\xe9e](?:phone|fono|fone))?|phone|fax|mobile?|m[o\xf3]vil|cell(?:ul(?:ar|are))?|celular|mob|"
@@ -378,9 +383,11 @@ def _is_national(text: str, match: re.Match, own: tuple[str, ...], regions: Call
         return False
     if _is_of(number, own, called):
         return True
-    if not _is_grouped(number) and not (asked and re.fullmatch(r"\d+|\d{5} \d{5}|\d{3}\D\d{3}\D\d{3}", number)):
+    if not _is_grouped(number) and not (
+        asked and re.fullmatch(r"\d+|\d{5} \d{5}|\d{3} \d{7}|\d{3}\D\d{3}\D\d{3}", number)
+    ):
         return False
-    return _is_of(number, regions(), called or (asked and number[0] in "0(") or number.isdigit())
+    return _is_of(number, regions(), called or (asked and number[0] in "0(3") or number.isdigit())
 
 
 def _is_grouped(number: str) -> bool:

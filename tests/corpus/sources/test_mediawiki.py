@@ -124,3 +124,17 @@ def test_powers_in_wikitext():
 def test_a_cell_that_spans_rows_stands_in_each():
     text = "{|\n! Drug !! Dose !! Age\n|-\n| rowspan=2 | A || colspan=2 | 1\n|-\n| 2 || 3\n|}"
     assert mediawiki.to_markdown(text, frozenset()).splitlines()[2:] == ["| A | 1 | |", "| A | 2 | 3 |"]
+
+
+@pytest.mark.parametrize(
+    ("wikitext", "shown"),
+    [
+        ("She is {{height|ft=6|in=2}} tall.", "She is 6 ft 2 in tall."),
+        ("At {{coord|52|31|12|N|13|24|E|display=inline}}, deep.", "At 52\u00b031\u203212\u2033N 13\u00b024\u2032E, deep."),
+        ("At {{coord|52.5|N|13.4|W}} it is.", "At 52.5\u00b0N 13.4\u00b0W it is."),
+        ("It holds {{ubl|a sextant|two charts|a flute}} alone.", "It holds a sextant, two charts, a flute alone."),
+        ("A mill {{clear|date=3}} turns.", "A mill turns."),
+    ],
+)  # fmt: skip
+def test_templates_whose_shape_says_what_they_mean(wikitext, shown):
+    assert mediawiki.to_markdown(wikitext, frozenset()) == shown

@@ -407,3 +407,114 @@ def test_pages(page, stays, goes):
 def test_comments_as_told():
     page = PAGES["comments"][0]
     assert "disagrees" in text_of(page, comments=True)
+
+
+FOUND = [  # page, what stays, what goes
+    (
+        f"<div><div><div class='content-sidebar-wrap'><main><h1>Orzo</h1><div>{PROSE}</div><div>{PROSE}<p>Pour in.</p></div>"
+        "<div><p>Leave it for an hour.</p></div></main></div></div></div>",
+        ["Pour in.", "Leave it for an hour."],
+        [],
+    ),
+    (
+        f"<main><h1>Eels</h1>{PROSE}<section id='related-work'><h2>4.2 Related work</h2><p>Three lakes were fished.</p>"
+        "</section></main>",
+        ["## 4.2 Related work", "Three lakes were fished."],
+        [],
+    ),
+    (f"<main><h1>Words</h1>{PROSE}<dl><dt id='menu'>Chasse</dt><dd>Part of a board.</dd></dl></main>", ["Chasse"], []),
+    (
+        f"<div class='mw-parser-output'>{PROSE}<figure><img alt='x'><figcaption>At the hearth.</figcaption></figure></div>",
+        ["At the hearth."],
+        [],
+    ),
+    (
+        f"<main><div><div><div><div><h1>Course</h1>{PROSE}<h3>Readings</h3><ul><li><a href='a'>The coal <b>question</b>"
+        "</a></li><li><a href='b'>Sweetness and power</a></li></ul></div></div></div></div></main>",
+        ["- The coal question", "- Sweetness and power"],
+        [],
+    ),
+    (  # a table of contents
+        f"<main><div><div><div><div><h1>Course</h1><h2>Contents</h2><ul><li><a href='#a'>Coal</a></li><li><a href='#b'>Salt"
+        f"</a></li></ul>{PROSE}</div></div></div></div></main>",
+        ["several systems"],
+        ["- Coal", "- Salt"],
+    ),
+    (  # a table of names: no menu, as no line ends between its links
+        f"<h1>Zip</h1>{PROSE}<table><tr><td><a href='a'>Show</a> <a href='b'>Level</a> <a href='c'>Source</a><div>Shows it."
+        "</div><div>In full.</div></td></tr></table>",
+        ["Show Level Source"],
+        [],
+    ),
+    (  # a section among others
+        f"<main><h1>Eels</h1><section id='a' class='level2'><h2>A net</h2>{PROSE}</section><section id='comments' class="
+        "'level2'><h2>Comments on it</h2><p>It is biased.</p></section></main>",
+        ["Comments on it", "It is biased."],
+        [],
+    ),
+    (
+        f"<main><h1>On call</h1>{PROSE}<h2 id='x-comments'>Comments in the log</h2><p>Write what you did.</p></main>",
+        ["Comments in the log", "Write what you did."],
+        [],
+    ),
+    (f"<main><h1>Roof</h1>{PROSE}</main><div id='comments'><h2>Comments on it</h2><p>Well done.</p></div>", [], ["Well done."]),
+    (  # a list inside a list
+        f"<main><h1>Course</h1>{PROSE}<h3>Readings</h3><ul><li><a href='a'>The coal question</a><p>Also:</p><ul><li>"
+        "<a href='b'>Sweetness</a></li><li><a href='c'>Power</a></li></ul></li></ul></main>",
+        ["- The coal question", "- Sweetness", "- Power"],
+        [],
+    ),
+    (
+        f"<main><h1>Help</h1>{PROSE}<dl><dt><button aria-expanded='false'>How long does it take?</button></dt>"
+        "<dd class='collapse'><p>Ten working days.</p></dd></dl></main>",
+        ["How long does it take?", "Ten working days."],
+        [],
+    ),
+    (
+        f"<main><h1>Help</h1>{PROSE}<div><div><div><div><div role='button'><a>What if I lose it?</a></div>"
+        "<div style='display:none'><p>Buy another one.</p></div></div></div></div></div></main>",
+        ["What if I lose it?", "Buy another one."],
+        [],
+    ),
+    (
+        f"<form><h1>Permits</h1>{PROSE}<div><div>What may be burned?</div><div style='display: none;'><p>Brush and slash."
+        "</p></div></div></form>",
+        ["What may be burned?", "Brush and slash."],
+        [],
+    ),
+    (
+        f"<h1>Radio</h1><table><tr><td>Pages<br><a href='a'>Home</a><br><a href='b'>Swap meets</a><br><a href='c'>Guests</a>"
+        f"</td><td>{PROSE}</td></tr></table>",
+        ["several systems"],
+        ["Swap meets"],
+    ),
+    (
+        f"<main><h1>Leeks</h1>{PROSE}<form><h2>Your answer</h2><textarea></textarea><p>By posting you agree to all terms."
+        "</p></form></main>",
+        ["several systems"],
+        ["Your answer", "By posting"],
+    ),
+    (
+        f"<main><h1>Bed</h1>{PROSE}</main><div role='complementary'><h3>Other topics</h3><table><tr><td><a href='a'>Glue"
+        "</a></td><td>19</td></tr><tr><td><a href='b'>Nozzle</a></td><td>7</td></tr></table></div>",
+        ["several systems"],
+        ["Other topics", "Nozzle"],
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "stays", "goes"), FOUND)
+def test_text_that_names_and_folding_hid(body, stays, goes):
+    text = text_of(f"<html><body>{body}</body></html>")
+    assert [part for part in stays if part not in text] == []
+    assert [part for part in goes if part in text] == []
+
+
+def test_a_popup_and_cards_below_a_heading_stay_out():
+    popup = "<div><a href='#'>Open</a><div style='display:none'><p>Sign up for our letter.</p></div></div>"
+    card = "<li><img src='a'><h3><a href='a'>Milk pitcher</a></h3></li>"
+    deep = f"<main><div><div><div><div><h1>Crock</h1>{PROSE}{popup}<h2>You may like</h2><ul>{card}{card}</ul>"
+    text = text_of(f"<html><body>{deep}</div></div></div></div></main></body></html>")
+    assert "several systems" in text
+    assert "Sign up" not in text
+    assert "Milk pitcher" not in text

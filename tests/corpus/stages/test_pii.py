@@ -326,3 +326,22 @@ def test_long_runs_of_one_character_take_no_time(stage):
         start = time.process_time()
         run(stage, text)
         assert time.process_time() - start < 2
+
+
+@pytest.mark.parametrize(
+    ("text", "language", "shown"),
+    [
+        ("name,ssn,start\nHolloway,527-48-1630,2011-03-01", "en", "name,ssn,start\nHolloway,<SSN>,2011-03-01"),
+        ("1,527-48-1630 parts", "en", "1,527-48-1630 parts"),
+        ("contact me: jason AT hartwell-guitars DOT com, please", "en", "contact me: <EMAIL>, please"),
+        ("We met at noon AT the mill; DOT com was a joke.", "en", "We met at noon AT the mill; DOT com was a joke."),
+        ("Herr Thalmann, Tel. 089 / 548 27 193", "de", "Herr Thalmann, Tel. <PHONE>"),
+        ("Box auto, telefonare al 347 6192840 ore pasti.", "it", "Box auto, telefonare al <PHONE> ore pasti."),
+        ("Il codice 347 6192840 sta sulla scatola.", "it", "Il codice 347 6192840 sta sulla scatola."),
+        ("The guest wifi password is: maple-otter-4492, please", "en", "The guest wifi password is: <SECRET>, please"),
+    ],
+)
+def test_data_in_rows_and_sentences(stage, text, language, shown):
+    document = Document(text=text, id="0", metadata={"language": language})
+    assert stage.apply(document, collections.Counter()) is None
+    assert document.text == shown
