@@ -69,7 +69,8 @@ def _main(argv: list[str], script: bool) -> int:
         return 0
     except (RunError, OSError) as error:  # no permission, disk full, ...: the system's own words name the file
         _mark_fault(error)
-        console.say(f"jaxlm: {error}{_MEND.get(getattr(error, 'errno', None), '')}")
+        full = "Not enough free space" in str(error)  # NumPy's words, without a number
+        console.say(f"jaxlm: {error}{_MEND.get(errno.ENOSPC if full else getattr(error, 'errno', None), '')}")
         return 1
     except RuntimeError as error:  # JAX's, not imported here: the workers of `prepare` import this module without JAX
         if console.peer_is_gone(error):
@@ -474,7 +475,7 @@ def _verb_help(name: str) -> str:
             "RUN": f"the folder of a run: its own config; {also}",
         }
         if verb.takes_data:
-            arguments["DATA"] = "a data directory, for base --config.data.dir=DATA"
+            arguments["DATA"] = "a data directory; the same as base --config.data.dir=DATA"
     if verb.rest:
         target, arguments[verb.rest] = f"{target} [{verb.rest} ...]", verb.rest_help
     arguments["--config.KEY=VALUE"] = "set a key of the config"

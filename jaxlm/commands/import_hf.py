@@ -97,14 +97,14 @@ def becoming(out: pathlib.Path, needed: int, name: str, replaces: bool = False) 
     def begin() -> None:
         part.mkdir(parents=True, exist_ok=True)
         held.enter_context(files.lock(part, "is writing", "folder"))
-        for old in part.glob("[!.]*"):  # of an import that was killed
-            shutil.rmtree(old) if old.is_dir() else old.unlink()
+        for old in [path for path in part.iterdir() if path.name != ".lock"]:  # of an import that was killed
+            shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
 
     def end() -> None:
         if replaces:
             shutil.rmtree(out, ignore_errors=True)
-        (part / ".lock").unlink()
         os.rename(part, out)
+        (out / ".lock").unlink()
 
     with held:
         together(begin, first_only=True)

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import json
 import pathlib
 import shlex
@@ -31,6 +32,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if args.tokens < 1:
         raise ConfigError(f"--tokens={args.tokens}: how many tokens of texts to look at, in all")
     taught = _taught(config)
+    if not taught and any(override.startswith("data.dir=") for override in args.overrides):
+        raise ConfigError(f"no shards in {config.data.dir}: --config.data.dir=DATA names the text that the model read")
     run = model.restore(config, args.checkpoint, peft.READERS)
     say(run.name)
     place = pathlib.Path(config.workdir, "junk", f"{run.step}.jsonl")
@@ -67,9 +70,9 @@ def _taught(config: Config) -> junk.Taught | None:
     The weights are the tokens that the run draws, by both of its mixtures; of shards that a post-trained run names, their own.
     """
     runs = [lineage.config_of(origin.folder) for origin in lineage.origins(pathlib.Path(config.workdir))[::-1]]
-    for own in [config, *(resolve(base) for base in runs if base)]:
+    for own in itertools.chain([config], filter(None, runs)):
         if (pathlib.Path(own.data.dir) / MANIFEST).is_file():
-            return _weighed(own)
+            return _weighed(own if own is config else resolve(own))
     return None
 
 

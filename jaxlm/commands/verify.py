@@ -5,6 +5,7 @@ It writes nothing into RUN. Of a run without a receipt, which older versions did
 
 import argparse
 import functools
+import itertools
 import json
 import math
 import os
@@ -48,7 +49,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
         faults = {n: receipt.of_checkpoint(checkpoints / str(n), links.get(n)) for n in keep.steps(checkpoints)}
         data = receipt.of_data(config.data.dir, book) if config.program == "pretrain" else ""
     wrong = [*receipt.changed(folder, book), *filter(None, (*faults.values(), data))]
-    sound = f"unchanged: {len(book['receipt'])} links, up to step {max(links, default=0)}, and what they cover"
+    of = console.several(len(book["receipt"]), "link")
+    sound = f"unchanged: {of}, up to step {max(links, default=0)}, and what they cover"
     for line in wrong or [sound if links else "no receipt: nothing is saved yet, or an older version trained this"]:
         print(line)
     if data:
@@ -71,10 +73,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     print(_price(config, begin, until) + f"; at step {until} the config was changed" * (until < whole))
     keys += [*_KEYS, f"data.dir={config.data.dir}", f"stop.steps={until}"]
     recorded = [step for step in links if begin < step <= until]
-    # No more saves than twice what is recorded. A stop saves at any step, which may not be compared; the last state is.
-    sizes = [n for n in {math.gcd(a, b) for a in recorded for b in recorded} if n * 2 * len(recorded) >= until - begin]
-    every = max(sizes, key=lambda n: (sum(step % n == 0 for step in recorded), n), default=0)
-    keys += [f"checkpoint.every_steps={every}"]
+    keys += [f"checkpoint.every_steps={_every(recorded, until - begin)}"]
     with tempfile.TemporaryDirectory(prefix="jaxlm-verify-") as place:
         again = config_lib.resolve(config_files.of_run(folder, [*keys, *args.overrides, f"workdir={place}"]))
         if why := _trained(folder, book, begin, until, again):
@@ -143,6 +142,14 @@ def _trained(folder: pathlib.Path, book: dict, begin: int, until: int, config: C
     return "" if done >= until and code != 1 else (ended or train_in_child.last_words(place)).removeprefix("jaxlm: ")
 
 
+def _every(recorded: list[int], steps: int) -> int:
+    """Returns after how many steps a replay saves, to meet most of the recorded ones by twice as many saves at most."""
+    # A stop saves at any step: such a one may not be compared. The last state is in any case.
+    tried = {*recorded, *itertools.starmap(math.gcd, itertools.pairwise(recorded))}
+    few = [every for every in tried if 2 * len(recorded) * every >= steps]
+    return max(few, key=lambda every: (sum(step % every == 0 for step in recorded), every), default=0)
+
+
 def _compared(folder: pathlib.Path, book: dict, place: pathlib.Path, begin: int, until: int) -> Iterator[tuple]:
     """Yields (True if it repeats, False if not, None if it proves neither; a line) for code, machine, metrics and states."""
     here, inputs = ledger.read(place), differences.of_runs((folder, place))
@@ -154,7 +161,7 @@ def _compared(folder: pathlib.Path, book: dict, place: pathlib.Path, begin: int,
         yield None, "code: now with changes that are in no commit"
     hardware = now["hardware"]
     alike = hardware["platform"] != "cpu" or hardware["host"] == (was.get("hardware") or {}).get("host")
-    differs = False if alike and all(row["what"] == "code" for row in rows) else None
+    differs = False if was and alike and all(row["what"] == "code" for row in rows) else None
     try:
         differing = differences.compare(folder, place)
         yield differs if differing["parted"] else True, f"metrics: {differing['verdict']}"

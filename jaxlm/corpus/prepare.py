@@ -465,7 +465,7 @@ def _conclude(root: pathlib.Path, folder: pathlib.Path, plan: Plan, recipe: dict
     manifest = {
         "format": FORMAT,
         "recipe": recipe,
-        **({"shared": shared} if shared else {}),
+        **({"shared": shared} if shared else {}),  # by site; sets
         "sources": {name: {"path": plan.sources[name].spec.path} | tally.to_dict() for name, tally in tallies.items()},
     }
     seconds = {name: {stage.name: round(stage.seconds, 3) for stage in tally.stages} for name, tally in tallies.items()}

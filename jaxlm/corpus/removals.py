@@ -17,6 +17,7 @@ from jaxlm.corpus.sources import base
 
 _CUT = 0.01  # parts for each document, from which on cuts of the stage `junk` are told
 MUCH = 0.1  # of a source's documents, or of a stage's text
+_OTHER_BYTES = (base.READ_AS[:9], base.NOT_UTF8, base.BAD_BYTES)  # what became of a text that is not UTF-8
 _MAIN = 0.2  # of a stage's removals: settings are shown for reasons of at least this share
 _EXAMPLES = 3
 _REASONS = 3
@@ -124,8 +125,8 @@ def losses(manifest: Mapping, findings: Mapping, patterns: Sequence[str]) -> lis
         if max(removed / max(1, read["documents"]), text) >= MUCH and kept["documents"] + removed:
             share = removed / max(1, read["documents"])
             lines.append(f"all stages together took {share:.0%} of the documents of {name} and {text:.0%} of its text")
-        if repaired := {reason: n for reason, n in read["repaired"].items() if reason.startswith(base.READ_AS[:9])}:
-            lines.append(f"{sum(repaired.values()):,} documents of {name} are not UTF-8: {_counts(repaired)}")
+        if other := {reason: n for reason, n in read["repaired"].items() if reason.startswith(_OTHER_BYTES)}:
+            lines.append(f"{sum(other.values()):,} documents of {name} had bytes of another charset: {_counts(other)}")
         cut = collections.Counter(next((stage["edits"] for stage in source["stages"] if stage["name"] == "junk"), {}))
         if cut.total() >= max(1, _CUT * read["documents"]):
             lines.append(
@@ -142,17 +143,21 @@ def losses(manifest: Mapping, findings: Mapping, patterns: Sequence[str]) -> lis
 
 
 def judged(drawn: Mapping) -> list[str]:
-    """Returns a line on how many near duplicates say something else than what stays, with a 95% interval (Wilson 1927)."""
-    n, false = drawn["drawn"], drawn["false"]
-    if not n:
+    """Returns a line on how many near duplicates say something else than what stays."""
+    if not drawn["drawn"]:
         return []
+    says = f"say something that what stays does not ({share_of_false(drawn)}): see report.html"
+    many = f"{drawn['of']:,} document{'s' * (drawn['of'] != 1)}"
+    return [f"near removed {many}; of {drawn['drawn']} drawn {drawn['false']} {says}"]
+
+
+def share_of_false(drawn: Mapping) -> str:
+    """Returns a share in percent with its 95% interval (Wilson 1927)."""
+    n, false = drawn["drawn"], drawn["false"]
     z = statistics.NormalDist().inv_cdf(0.975)  # by hand, since scipy.stats takes a second to import
     middle, half = (false + z * z / 2) / (n + z * z), z / (n + z * z) * math.sqrt(false * (n - false) / n + z * z / 4)
     low, high = max(0.0, middle - half), min(1.0, middle + half)
-    return [
-        f"near removed {drawn['of']:,} document{'s' * (drawn['of'] != 1)}; of {n} drawn {false} say something that what stays "
-        f"does not ({false / n:.0%}, 95% interval {low:.0%} to {high:.0%}): see report.html"
-    ]
+    return f"{false / n:.0%}, 95% interval {low:.0%} to {high:.0%}"
 
 
 def shared(pairs: Sequence[Mapping]) -> list[str]:

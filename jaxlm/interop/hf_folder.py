@@ -58,9 +58,9 @@ def read(folder: pathlib.Path, scores: bool = False) -> Origin | None:
     reader = functools.cache(functools.partial(held.reader, config.model, scores))  # its checks take a moment
 
     def params(abstract: dict, shardings: dict) -> dict:
-        read = reader()
+        leaf = reader()
         with working(f"reading {folder}", len(jax.tree.leaves(abstract)), "tensors") as tell:
-            placed = told(quantized.placed(read, abstract, shardings), tell)
+            placed = told(quantized.placed(leaf, abstract, shardings), tell)
             return tree.nested((name, jax.block_until_ready(value)) for name, value in placed)
 
     def trained() -> dict[str, dict]:

@@ -21,6 +21,7 @@ import pathlib
 import re
 from collections.abc import Callable
 
+from jaxlm.corpus import removals
 from jaxlm.corpus.tally import stage_order
 from jaxlm.host.console import count, share, size
 from jaxlm.report import markup
@@ -148,7 +149,7 @@ def _reasons(sources: dict[str, dict]) -> Markup:
     shown = [details(f"Reasons ({len(rows)})", table(("source", "stage", "reason", "documents", ""), rows, "Reasons"))]
     if failures:
         records = table(("source", "record"), failures, "Failures")
-        shown.append(details(f"Records that failed ({len(failures)} named)", records))
+        shown.append(details(f"Records that failed or were repaired ({len(failures)} named)", records))
     return join(shown)
 
 
@@ -244,7 +245,8 @@ def _drawn(drawn: dict) -> list[Markup]:
     if not drawn.get("drawn"):
         return []
     false = (
-        f"{drawn['false']} of {drawn['drawn']} near duplicates drawn at random say something that what stays does not: "
+        f"{drawn['false']} of {drawn['drawn']} near duplicates drawn at random say something that what stays does not "
+        f"({removals.share_of_false(drawn)}): "
     )
     false += "over a fifth of their characters are in lines that it does not have. Judge these yourself:"
     parts = [tag("p", false)]

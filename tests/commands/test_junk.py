@@ -74,6 +74,11 @@ def test_what_is_missing_is_drawn_once_and_without_data_texts_alone_rank(capsys,
     assert (run / "junk/0.jsonl").read_text() == texts
 
 
+def test_data_that_is_named_must_be_there(capsys, run):
+    code, _, err = said(capsys, run, "--config.data.dir=nope")
+    assert (code, "no shards in nope" in err) == (2, True)
+
+
 def test_a_second_process_waits_and_draws_the_rest_alone(capsys, run, monkeypatch):
     kept = len((run / "junk/0.jsonl").read_text().splitlines())
     sizes, held = [], files.lock(run / "junk", "draws texts in", "run")
@@ -82,14 +87,15 @@ def test_a_second_process_waits_and_draws_the_rest_alone(capsys, run, monkeypatc
         sizes.append(len(prompts))
         return [f"more {seed} {number}" for number in range(len(prompts))]
 
-    def slept(seconds):  # while it waits, the first process draws a text and ends
-        if not held.closed:
+    def told(line, say=files.console.say):  # while it waits, the first process draws a text and ends
+        say(line)
+        if line.startswith("another process"):
             with open(run / "junk/0.jsonl", "a") as file:
                 file.write(json.dumps({"prompt": "of the first", "text": "process"}) + "\n")
             held.close()
 
     monkeypatch.setattr(program.samples, "continue_prompts", drawn)
-    monkeypatch.setattr(files.time, "sleep", slept)
+    monkeypatch.setattr(files.console, "say", told)
     code, _, err = said(capsys, run, f"--tokens={(kept + 100) * 64}")
     assert (code, sizes) == (0, [64, 35])
     assert f"another process draws texts in {run}/junk: waiting" in err

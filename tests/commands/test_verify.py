@@ -175,6 +175,11 @@ def test_without_logged_steps_the_states_alone_are_compared(run, tmp_path):
     assert (True, "step 6: all arrays are equal to the bit") in results
     (copy / "run.json").unlink()  # there is nothing to hold packages and hardware against
     assert [words for _, words in verify._compared(copy, ledger.read(copy), place, 4, 6) if "None then" in words] == []
+    (copy / "metrics.jsonl").write_text(
+        (run / "metrics.jsonl").read_text().replace('"train/loss": ', '"train/loss": 9')
+    )
+    results = [*verify._compared(copy, ledger.read(copy), place, 4, 6)]
+    assert [proves for proves, words in results if words.startswith("metrics: ")] == [None], results
 
 
 def test_a_last_state_that_could_not_be_saved_is_no_replay(run, tmp_path, monkeypatch):

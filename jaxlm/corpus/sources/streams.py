@@ -143,11 +143,8 @@ def read_whole(part: Part, stats: SourceStats) -> bytes | None:
 def lines(part: Part) -> Iterator[tuple[int, bytes | Damage]]:
     """Yields (offset, line with its end) for the lines that begin in the part's bytes; a Damage for a line that lost bytes."""
     offset = max(part.start - 1, 0)  # one byte early: the end of the line before tells whether a line begins at start
-    rest, length, drop = (
-        [],
-        0,
-        bool(part.start),
-    )  # of the line that begins at `offset`; `rest` holds no line past the limit
+    # Of the line that begins at `offset`; `rest` holds no line past the limit.
+    rest, length, drop = [], 0, bool(part.start)
 
     def line() -> bytes | Damage:
         return b"".join(rest) if length <= base.MAX_RECORD_BYTES else Damage(TOO_LARGE)

@@ -307,13 +307,19 @@ def _drop_menus(body, words: frozenset[bytes]) -> None:
         parts = [part.strip() for part in _BARS.split(text) if part.strip()]
         links = [link.text.replace(page.SAVE, "").strip() for link in line.query_selector_all("a").values()]
         trail = parts[:-1] if _ARROW.search(text) else parts  # ends at the page itself, which is no link
-        if len(parts) > 1 and links in (parts, trail):
+        if len(parts) > 2 and links in (parts, trail):
             line.decompose()
 
 
 def _is_introduced(element) -> bool:
-    before = element.previous_element_sibling
-    return before is not None and (before.tag in _TITLES or _below_paragraph(element))
+    """True if a paragraph or a heading stands right before the element; or a heading before what holds nothing but it."""
+    if _below_paragraph(element):
+        return True
+    while element.previous_element_sibling is None and element.next_element_sibling is None:
+        if element.parent is None or element.parent.tag != "div":
+            return False
+        element = element.parent
+    return element.previous_element_sibling is not None and element.previous_element_sibling.tag in _TITLES
 
 
 def _protect_figures(tree: HTMLTree, body) -> None:

@@ -162,7 +162,7 @@ class Engine:
 
     Attributes:
       lengths: the lengths that the ring may have, ascending.
-      burst: how many steps of a server are best run before the host reads their tokens.
+      burst: how many steps are best run before the host reads tokens for which somebody waits.
       state: the ring and the rows.
     """
 

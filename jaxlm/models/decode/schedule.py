@@ -404,8 +404,8 @@ def answers(
     check_prompts(engine.model, [ticket.ask.ids for ticket in tickets])
     places = max([places, *(len(ticket.ask.ids) + ticket.ask.max_new_tokens for ticket in tickets)])
     engine.reset(rows or min(ROWS, power_of_two(len(tickets))), places)
-    longest = max([1, *(ticket.ask.max_new_tokens for ticket in tickets)])
-    scheduler, news = Scheduler(engine, min(burst, power_of_two(longest))), collections.deque[tuple[int, Update]]()
+    single = all(ticket.ask.max_new_tokens <= 1 for ticket in tickets)  # two programs at most: each burst compiles one
+    scheduler, news = Scheduler(engine, 1 if single else burst), collections.deque[tuple[int, Update]]()
     for number, ticket in enumerate(tickets):
         ticket.tell = lambda update, number=number: news.append((number, update))
     scheduler.waiting.extend(tickets)

@@ -39,7 +39,9 @@ def examine(name: str, check: Callable[[], "Finding | list[Finding]"], seconds: 
         findings = within(seconds, check)
     except NoAnswer as late:
         return [Finding(name, FAIL, f"the check hangs: {late}", {"hung": True})]
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a panic of a Rust library too
         return [Finding(name, FAIL, words(error))]
     return findings if isinstance(findings, list) else [findings]
 

@@ -50,7 +50,7 @@ class Machine:
     asked: Config
     config: Config
     mesh: Mesh
-    _fitted: Config | None = None  # with the values that are chosen at a start
+    fitted: Config | None = None  # with the values that are chosen at a start
 
     @property
     def who(self) -> str:
@@ -90,9 +90,9 @@ class Machine:
         if c.program == "pretrain" and c.data.dir and (pathlib.Path(c.data.dir) / MANIFEST).exists():
             open_order(c)
         chosen: list[str] = []
-        self._fitted = tune.fit(c, self.mesh, chosen.append)
+        self.fitted = tune.fit(c, self.mesh, chosen.append)
         shape = " x ".join(f"{axis} {size}" for axis, size in self.mesh.shape.items())
-        m = self._fitted.model
+        m = self.fitted.model
         text = f"mesh {shape}; attention {m.attention}, {m.dtype}, remat {m.remat}"
         return Finding("config", OK, "; ".join([text, *chosen]), {"mesh": dict(self.mesh.shape)})
 
@@ -176,9 +176,9 @@ class Machine:
 
         The run's start finds the step in the compile cache.
         """
-        if self._fitted is None:
+        if self.fitted is None:
             return Finding("speed", OK, "not timed: the config does not fit this machine")
-        config, mesh, kind = self._fitted, self.mesh, jax.devices()[0].device_kind
+        config, mesh, kind = self.fitted, self.mesh, jax.devices()[0].device_kind
         product = tune.product(config.model.dtype)
         if jax.default_backend() == "cpu" and flops.count_params(config.model) > CPU_PARAMS:
             text = f"a matrix product makes {product / 1e12:.3g} TFLOP/s; a step of this model takes minutes on a CPU: "

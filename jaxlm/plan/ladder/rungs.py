@@ -186,9 +186,9 @@ def check_data(order: Rows, climbed: Sequence[Rung]) -> str:
     return again and f"the largest budget reads {again}: the law counts repeated tokens as new ones"
 
 
-def seconds(tokens: float, speed: float, held_out: int) -> float:
+def seconds(n_tokens: float, speed: float, held_out: int) -> float:
     """Returns the seconds of a run on so many tokens, with its start and its evaluation."""
-    return START_S + (tokens + held_out / EVAL_SPEED) / speed
+    return START_S + (n_tokens + held_out / EVAL_SPEED) / speed
 
 
 def budgets(config: Config, speeds: Mapping[int, float], hours: float, held_out: int) -> list[float]:

@@ -66,7 +66,9 @@ class Family:
         return np.abs(drawn @ unit_CxA.T).max(1)
 
     def critical(self, df: int) -> float:
-        """Returns how many standard errors a difference must exceed."""
+        """Returns how many standard errors a difference must exceed; inf if the noise is unknown."""
+        if not df:
+            return math.inf
         scatter = np.sqrt(np.random.default_rng(_SEED + 1).chisquare(df, _DRAWS) / df)
         return float(np.quantile(self._largest / scatter, 1 - LEVEL))
 
@@ -85,10 +87,9 @@ class Family:
 
     def smallest(self, seeds: int, borrowed_df: int = 0) -> float:
         """Returns the smallest difference that is found in POWER of sweeps, in scatters; inf if the noise is unknown."""
-        df = (seeds - 1) * (self.weights_CxA.shape[1] - 1) + borrowed_df
-        if not df:
+        critical = self.critical(df := (seeds - 1) * (self.weights_CxA.shape[1] - 1) + borrowed_df)
+        if critical == math.inf:
             return math.inf
-        critical = self.critical(df)
         away = optimize.brentq(lambda shift: stats.nct.sf(critical, df, shift) - POWER, 0.1, 10 * critical)
         return float(away * self.errors(seeds).max())
 

@@ -261,9 +261,10 @@ def test_furniture_goes_however_it_is_written(furniture):
     "menu",
     [
         "<table><tr><td><a>gone</a></td></tr><tr><td><a>gone as well</a></td></tr></table>",
-        "<table><tr><td><a>gone</a> | <a>gone</a></td><td>by us</td></tr></table>",
+        "<table><tr><td><a>gone</a> | <a>gone</a> | <a>gone</a></td><td>by us</td></tr></table>",
         "<div><span><a>gone</a></span> &gt; <span><a>gone</a></span> &gt; <span>gone, this page</span></div>",
-        "<center>[ <a>gone</a> | <a>gone</a> ]</center>", "<p><a>gone</a> \u00bb <a>gone</a></p>",
+        "<center>[ <a>gone</a> | <a>gone</a> | <a>gone</a> ]</center>",
+        "<p><a>gone</a> \u00bb <a>gone</a> \u00bb <a>gone</a></p>",
     ],
 )  # fmt: skip
 def test_menus_without_a_name_go(menu):
@@ -278,7 +279,9 @@ def test_menus_without_a_name_go(menu):
         "<p>These are worth a look:</p><table><tr><td><a>stays</a><td><a>stays</a></tr></table>",
         "<table><tr><td><a>stays</a><td>which is a text of some more words</tr><tr><td><a>x</a><td>y</tr></table>",
         "<p>See <a>this stays</a> | <a>and this</a></p>", "<p><a>Set</a>&lt;<a>stays</a>&gt;</p>",
-        "<p><a>Map</a>[<a>stays</a>]</p>", "<div><a>stays</a> &gt; menu &gt; File &gt; Open</div>",
+        "<p><a>Map</a>[<a>stays</a>]</p>", "<p><a>stays</a> | <a>None</a></p>", "<p><a>stays</a> &gt; 0</p>",
+        "<h2>Functions</h2><div><div><table><tr><td><a>run</a></td></tr><tr><td><a>stays</a></td></tr></table></div></div>",
+        "<div><a>stays</a> &gt; menu &gt; File &gt; Open</div>",
     ],
 )  # fmt: skip
 def test_links_that_are_text_stay(text):

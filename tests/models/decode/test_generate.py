@@ -136,7 +136,7 @@ def test_rows_end_where_the_context_is_full():
 def test_new_lengths_seldom_compile():
     model, params = built(vocab_size=97)  # as no other test
     before = ring.step._cache_size()
-    for length, new in ((3, 9), (16, 32), (7, 20), (11, 1)):
+    for length, new in ((3, 9), (16, 32), (7, 20), (11, 1), (5, 2), (9, 3)):
         generate(model, params, [[1] * length] * 3, max_new_tokens=new)
     generate(model, params, [[1]] * 4, max_new_tokens=5, stop_ids=(1, 2, 3), seed=5)
     assert ring.step._cache_size() == before + 2  # bursts of 8 steps and of 1
