@@ -151,7 +151,7 @@ def from_humaneval(coder, data, tmp_path, monkeypatch):
 def _red_team(coder, monkeypatch, part, chats=False):
     prompts = [{"prompt": text} for text in TEXTS]
     entries = {"privacy": prompts, "memorised": prompts, "bias": [{"stereotype": t, "other": t} for t in TEXTS]}
-    monkeypatch.setattr(redteam, "read", lambda: redteam.Prompts(entries, ()))
+    monkeypatch.setattr(redteam, "read", lambda: entries | {"refusals": ()})
     monkeypatch.setattr(redteam.completions, "continue_ids", _fed)
     asked = types.SimpleNamespace(max_new_tokens=1, temperature=0.0, seed=0)
     fake = types.SimpleNamespace(
