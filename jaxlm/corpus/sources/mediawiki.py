@@ -307,6 +307,7 @@ _NUMBER = re.compile(r"[-+\u2212]?\d[\d.,\u00a0 ]*(?:[/e+\u00b1]\d+)?")
 _UNIT = re.compile(r"(?!\d)\S{1,15}(?: \S{1,12})?")
 _BETWEEN = {"-": "\u2013", "\u2013": "\u2013", "to": " to ", "x": " x ", "by": " by ", "and": " and ", "or": " or "}
 _CODE = re.compile(r"[a-z]{2,3}(?:-[A-Za-z]{2,8})*")  # of a language
+_YEAR = re.compile(r"[12]\d{3}")
 _UNIT_NAME = re.compile(r"[a-z]{2,3}|m")
 _POSITION = re.compile(r"((?:\d[\d.]*\|){0,2}\d[\d.]*)\|([NS])\|((?:\d[\d.]*\|){0,2}\d[\d.]*)\|([EWO])(?![^|])")
 _PREFIX = re.compile(r"[A-Z]{2,4}\$?|\W|\w?\W")  # a name that is part of what is said: USD 5, USS Enterprise
@@ -432,8 +433,12 @@ def _inside(name: str, positional: Sequence[str], named: Mapping[str, str]) -> s
         return f"{first} {rest[0]}"
     if _PREFIX.fullmatch(name) and name.isupper() and _NAME.match(first):
         return f"{name} {first}"
+    if len(rest) > 1 and _CODE.fullmatch(first) and _CODE.fullmatch(rest[0]):  # a second language, or a short word
+        return " ".join(rest[:2])
     if rest and (_CODE.fullmatch(first) or _COLOUR.fullmatch(first)):
         return rest[0]
+    if rest and all(map(_YEAR.fullmatch, rest[:2])):
+        return f"{first} ({_BETWEEN['-'].join(rest[:2])})"
     if rest and first.isalpha() and first.islower() and " " in rest[0]:  # a colour, a size, a kind
         return rest[0]
     # In another alphabet: words with letters, but none of the Latin alphabet.
