@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import json
 import pathlib
 
 from jaxlm.configs import base
@@ -38,3 +39,29 @@ def apply(stage: Stage, text: str, **metadata) -> Outcome:
     edits = collections.Counter()
     removed = stage.apply(document, edits)
     return Outcome(removed, document.text, document.metadata, edits)
+
+
+# The sets in tests/corpus/sets
+
+SETS = pathlib.Path(__file__).parent / "corpus" / "sets"
+
+
+def rows(name: str) -> list[dict]:
+    return [json.loads(line) for line in (SETS / name).read_text(encoding="utf-8").splitlines()]
+
+
+def words(text: str) -> str:
+    """Returns a text without line breaks, soft hyphens and the escapes of cells."""
+    return " ".join(text.replace("\\|", "|").replace("\xad", "").split())
+
+
+def pii(cases: list[dict], told: bool = True) -> tuple[list[str], list[str]]:
+    """Returns (texts whose personal data stays, texts without any that are changed). `told`: the stage knows the language."""
+    stage, missed, wrong = make("pii"), [], []
+    for row in cases:
+        text = apply(stage, row["text"], format="text", **({"language": row["language"]} if told else {})).text
+        if row["find"]:
+            missed += [row["text"]] if row["find"] in text else []
+        else:
+            wrong += [text] if text != row["text"] else []
+    return missed, wrong

@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import dataclasses
-import itertools
 import json
 import pathlib
 import shlex
@@ -69,10 +68,12 @@ def _taught(config: Config) -> junk.Taught | None:
 
     The weights are the tokens that the run draws, by both of its mixtures; of shards that a post-trained run names, their own.
     """
-    runs = [lineage.config_of(origin.folder) for origin in lineage.origins(pathlib.Path(config.workdir))[::-1]]
-    for own in itertools.chain([config], filter(None, runs)):
-        if (pathlib.Path(own.data.dir) / MANIFEST).is_file():
-            return _weighed(own if own is config else resolve(own))
+    if (pathlib.Path(config.data.dir) / MANIFEST).is_file():
+        return _weighed(config)
+    for origin in reversed(lineage.origins(pathlib.Path(config.workdir))):
+        base = lineage.config_of(origin.folder)
+        if base and (pathlib.Path(base.data.dir) / MANIFEST).is_file():
+            return _weighed(resolve(base))
     return None
 
 

@@ -66,8 +66,11 @@ def find(spec: SourceSpec, samples: Iterable[Sample]) -> BySite:
     """Returns for each site of a source what the pages of its sample share; leaves out sites whose pages share nothing."""
     counters: dict[str, _Counter] = collections.defaultdict(_Counter)
     for parts in samples:
-        pages = (d for part in parts for d in registry.reader(part.format).read(part, spec, SourceStats()))
-        for document in _pages_of_hosts(parts, spec) if parts[0].format == "warc" else pages:
+        if parts[0].format == "warc":
+            pages = _pages_of_hosts(parts, spec)
+        else:
+            pages = (d for part in parts for d in registry.reader(part.format).read(part, spec, SourceStats()))
+        for document in pages:
             counters[site_of(document.metadata)].add(document.text)
     by_site = {site: counter.shared() for site, counter in counters.items()}
     return {site: shared for site, shared in by_site.items() if shared}

@@ -9,6 +9,7 @@ import re
 import time
 
 import pytest
+from tiny_stage import SETS, rows, words
 
 from jaxlm.configs import base, presets
 from jaxlm.corpus.audit import audit
@@ -16,13 +17,8 @@ from jaxlm.corpus.sources import mediawiki
 from jaxlm.corpus.stage import Document
 from jaxlm.corpus.stages import registry
 
-SETS = pathlib.Path(__file__).parent / "sets"
 DEFAULTS = base.get_config().prepare.stages.to_dict()
 WRITTEN_BY_READERS = ("blog", "rtl")  # whose comments the setting `comments` keeps
-
-
-def rows(name):
-    return [json.loads(line) for line in (SETS / name).read_text(encoding="utf-8").splitlines()]
 
 
 def text_of(html, **settings):
@@ -30,10 +26,6 @@ def text_of(html, **settings):
     stage = registry.make(registry.StageSpec("html", DEFAULTS["html"] | settings), pathlib.Path())
     removed = stage.apply(document, collections.Counter())
     return "" if removed else document.text
-
-
-def words(text):
-    return " ".join(text.replace("\\|", "|").replace("\xad", "").split())
 
 
 PAGES = sorted((SETS / "pages").glob("*.json"))
